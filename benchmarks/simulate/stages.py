@@ -105,7 +105,8 @@ class Stages:
     @cached_property
     def ticks(self) -> np.ndarray:
         """When each tick of stages in lockstep begins, and when the last one ends."""
-        ticks, seconds = self.plan.ticks, [sum(self.work.get(kind, {}).values()) if kind else 0.0 for kind in KINDS]
+        passes: Mapping[str, float] = {kind: sum(parts.values()) for kind, parts in self.work.items()}
+        ticks, seconds = self.plan.ticks, [sum(passes.get(kind, 0.0) for kind in kinds) for kinds in KINDS]
         head = sum(added(*self.embedding_and_head.values()).values())
         together = (ticks.shared.leaves >= 0) * head + ticks.sends * self.send_seconds
         return np.concatenate([[0.0], (np.array(seconds)[ticks.turns.kind].max(axis=1) + together).cumsum()])
@@ -140,7 +141,10 @@ class Stages:
         shared, head = self.plan.ticks.shared, added(*self.embedding_and_head.values())
         for tick, column in enumerate(zip(*self.plan.schedule.table, strict=True)):
             begin, end, leaves = float(self.ticks[tick]), float(self.ticks[tick + 1]), shared.leaves[tick]
-            yield from (Pass(stage, str(op), begin, self.work[op.kind]) for stage, op in enumerate(column) if op)
+            for stage, cell in enumerate(column):
+                for at, op in enumerate(cell):
+                    earlier = sum(sum(self.work[each.kind].values()) for each in cell[:at])
+                    yield Pass(stage, str(op), begin + earlier, self.work[op.kind])
             sends = int(self.plan.ticks.sends[tick]) * self.send_seconds
             if leaves >= 0:
                 begin = end - sends - sum(head.values())

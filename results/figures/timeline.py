@@ -1,4 +1,7 @@
-"""The figure of a pipeline schedule: a row for each stage, and a cell for each operation at its tick."""
+"""The figure of a pipeline schedule: a row for each stage, and a cell for each operation at its tick.
+
+Two operations of a tick have half a cell each.
+"""
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
@@ -14,18 +17,19 @@ def timeline(schedule: Schedule, style: Style = PLAIN) -> Figure:
     Each cell shows the number of its microbatch. If a stage has several chunks of layers, later chunks are paler.
     """
     stages, chunks = schedule.stages, schedule.chunks
-    ticks = len(stages[0])
-    figure, (axes,) = opened(style, size=(max(6, 0.32 * ticks), 1.6 + 0.4 * len(stages)))
+    ticks, widest = len(stages[0]), max(len(cell) for row in stages for cell in row)
+    figure, (axes,) = opened(style, size=(max(6, 0.32 * ticks * widest), 1.6 + 0.4 * len(stages)))
     axes.grid(visible=False)
-    done = [(tick, stage, op) for stage, row in enumerate(stages) for tick, op in enumerate(row) if op]
-    for tick, stage, op in done:
-        colour, alpha = PASS_COLOURS[op.kind], 1 - 0.55 * op.chunk / chunks
-        axes.add_patch(Rectangle((tick, stage), 1, 1, facecolor=colour, edgecolor=WHITE, alpha=alpha))
-        axes.text(tick + 0.5, stage + 0.5, str(op.microbatch), ha="center", va="center", fontsize="x-small")
+    cells = [(tick, stage, cell) for stage, row in enumerate(stages) for tick, cell in enumerate(row)]
+    done = [(tick, stage, op, i, 1 / len(cell)) for tick, stage, cell in cells for i, op in enumerate(cell)]
+    for tick, stage, op, i, width in done:
+        colour, alpha, begin = PASS_COLOURS[op.kind], 1 - 0.55 * op.chunk / chunks, tick + i * width
+        axes.add_patch(Rectangle((begin, stage), width, 1, facecolor=colour, edgecolor=WHITE, alpha=alpha))
+        axes.text(begin + width / 2, stage + 0.5, str(op.microbatch), ha="center", va="center", fontsize="x-small")
     axes.set(xlim=(0, ticks), ylim=(len(stages), 0), xlabel="tick", ylabel="stage")
     axes.set_yticks([stage + 0.5 for stage in range(len(stages))], [str(stage) for stage in range(len(stages))])
-    kinds = {op.kind for *_, op in done}
-    microbatches = 1 + max(op.microbatch for *_, op in done)
+    kinds = {op.kind for _, _, op, *_ in done}
+    microbatches = 1 + max(op.microbatch for _, _, op, *_ in done)
     title = [f"{schedule.schedule}: {microbatches} microbatches through {len(stages)} stages"]
     if chunks > 1:
         title.append(f"{chunks} chunks each (the later, the paler)")

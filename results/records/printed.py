@@ -86,19 +86,23 @@ def require_axes(overview: Overview, file: str) -> None:
 
 
 class Operation(msgspec.Struct, frozen=True):
-    """What a stage does in a tick."""
+    """A pass of a microbatch through a chunk."""
 
     kind: Literal["F", "B", "W"]
     microbatch: Whole
     chunk: Whole
 
 
+Cell = Annotated[list[Operation], Meta(max_length=2)]
+"""What a stage does in a tick: nothing, an operation, or a forward and a backward pass."""
+
+
 class Schedule(msgspec.Struct, frozen=True):
-    """A schedule: the operation of each stage at each tick, None where it is idle."""
+    """A schedule: the operations of each stage at each tick."""
 
     schedule: str
     chunks: Count
-    stages: Annotated[list[Annotated[list[Operation | None], Meta(min_length=1)]], Meta(min_length=1)]
+    stages: Annotated[list[Annotated[list[Cell], Meta(min_length=1)]], Meta(min_length=1)]
 
 
 def read_schedule(content: Any, where: str = "stdin") -> Schedule:
@@ -110,7 +114,7 @@ def read_schedule(content: Any, where: str = "stdin") -> Schedule:
     if max(len(stages), *lengths) > MOST_CELLS:
         size = f"{len(stages)} stages of {max(lengths)} ticks"
         raise RecordError(f"{where}: {size} cannot be drawn; {MOST_CELLS} of each at most")
-    operations = [op for row in stages for op in row if op is not None]
+    operations = [op for row in stages for cell in row for op in cell]
     if not operations:
         raise RecordError(f"{where} is a schedule in which nothing is done; use at least a stage and a microbatch")
     if (highest := max(op.chunk for op in operations)) >= schedule.chunks:

@@ -179,11 +179,11 @@ def fuses_gradients(plan: Plan) -> bool:
 def stage_bytes(plan: Plan) -> int:
     """Bytes of a pipeline stage's buffers, without residuals.
 
-    They hold inputs and gradients that have arrived, one slot to send and one that no stage reads; with zb-h1 also what
-    the second halves of backward passes need.
+    They hold inputs and gradients that have arrived, one slot to send (with pairs two) and one that no stage reads;
+    with zb-h1 also what the second halves of backward passes need.
     """
     train, depths = plan.train, plan.ticks.depths
-    arrived = (depths.arrived + 2) * plan.own_residual // train.microbatches
+    arrived = (depths.arrived + 2 + plan.schedule.pairs) * plan.own_residual // train.microbatches
     each = layer.waiting_elements(plan.share) if plan.schedule.splits_backward else 0
     return plan.share.itemsize * (arrived + depths.kept * plan.layers * each // plan.schedule.chunks)
 

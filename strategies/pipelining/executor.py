@@ -1,10 +1,10 @@
 """Executor of a pipeline schedule: one loop over ticks, which every stage runs.
 
-In each tick a stage runs forward, backward, or idles, as the timetable says. Then all stages together embed the
-microbatch that the first stage needs next, compute the loss of one that has left the last part of the model, and
-backpropagate into the embedding with one that has returned to the first. At the end of a tick the stages send to their
-neighbours. The backward pass is written by hand, layer by layer (layer_backward.py), because JAX cannot differentiate
-this loop.
+In each tick a stage runs forward, backward, both for two microbatches, or idles, as the timetable says. Then all stages
+together embed the microbatch that the first stage needs next, compute the loss of one that has left the last part of
+the model, and backpropagate into the embedding with one that has returned to the first. At the end of a tick the stages
+send to their neighbours. The backward pass is written by hand, layer by layer (layer_backward.py), because JAX cannot
+differentiate this loop.
 """
 
 import dataclasses
@@ -49,13 +49,13 @@ class Carry(NamedTuple):
 
     Attributes:
         arrived: inputs and output gradients that have arrived, by slot [slots,b,T,D].
-        made: result of the latest turn, to be sent: an output, or the gradient of an input [b,T,D].
+        made: results of the latest turn, to be sent: an output, or the gradient of an input [b,T,D]. With pairs both.
         slots: what the backward passes of microbatches in flight need, by slot and layer.
         loss, extras, dblocks, dends: sums so far.
     """
 
     arrived: Array
-    made: Array
+    made: tuple[Array, ...]
     slots: Slots
     loss: LossTerms
     extras: Extras
@@ -99,23 +99,25 @@ class Executor:
         carry = Carry(
             # One extra slot, for arrivals that no stage reads.
             arrived=write_slot(zeros_buffer(entered_bTD, self.ticks.depths.arrived + 1), entered_bTD, 0),
-            made=jnp.zeros_like(entered_bTD),
+            made=(jnp.zeros_like(entered_bTD),) * (1 + self.schedule.pairs),
             slots=self.passes.slots(entered_bTD, self.ticks.depths.kept, splits_backward=self.schedule.splits_backward),
             loss=jax.tree.map(jnp.zeros_like, loss),
             extras=self.passes.extras(entered_bTD),
             dblocks=jax.tree.map(_float32_zeros, self.blocks),
             dends=jax.tree.map(_float32_zeros, self.ends),
         )
-        turns = Turn(*(jnp.asarray(column)[:, self.stage] for column in self.ticks.turns))
+        turns = jax.tree.map(lambda column: jnp.asarray(column)[:, self.stage], self.ticks.turns)
         carry, _ = lax.scan(self._tick, carry, (turns, Shared(*map(jnp.asarray, self.ticks.shared))))
         return carry.loss, lax.psum(carry.extras, "pipeline"), carry.dblocks, carry.dends
 
     def _tick(self, carry: Carry, row: Row) -> tuple[Carry, None]:
         turn, shared = row
-        turns = {"F": self._turn_forward, "B": self._turn_backward, "W": self._turn_weights}
-        work = self.schedule.microbatches * self.schedule.chunks
-        for kind in "FBW" if self.schedule.splits_backward else "FB":
-            carry = self._run_if(turn.kind == KINDS.index(kind), work, turns[kind], carry, row)
+        turns = {"F": self._turn_forward, "B": self._turn_backward, "FB": self._turn_pair, "W": self._turn_weights}
+        for index, kind in enumerate(KINDS):
+            # Of the first stage. Others may have more pairs, for which they have fewer passes alone.
+            times = (self.ticks.turns.kind[:, 0] == index).sum()
+            if kind and times:
+                carry = self._run_if(turn.kind == index, times, turns[kind], carry, row)
         of_all = self.ticks.shared
         for ends, taken in self._ends:
             carry = self._run_if(taken(shared), taken(of_all).sum(), partial(self._run_model_ends, ends), carry, row)
@@ -163,19 +165,25 @@ class Executor:
             return lax.while_loop(lambda state: state[0], once, (taken, carry))[1]
 
     def _turn_forward(self, carry: Carry, turn: Turn, shared: Shared) -> Carry:
-        y_bTD, (slots, extras) = self.passes.forward(turn, carry.arrived[turn.operand_slot], carry.slots, carry.extras)
-        return carry._replace(made=y_bTD, slots=slots, extras=extras)
+        x_bTD = carry.arrived[turn.forward.operand_slot]
+        y_bTD, (slots, extras) = self.passes.forward(turn.forward, x_bTD, carry.slots, carry.extras)
+        return carry._replace(made=(y_bTD, *carry.made[1:]), slots=slots, extras=extras)
 
     def _turn_backward(self, carry: Carry, turn: Turn, shared: Shared) -> Carry:
-        dy_bTD = carry.arrived[turn.operand_slot]
+        dy_bTD, slots = carry.arrived[turn.backward.operand_slot], carry.slots
         if self.schedule.splits_backward:
-            dx_bTD, (slots, dblocks) = self.passes.first(turn, dy_bTD, carry.slots, carry.dblocks)
-            return carry._replace(made=dx_bTD, slots=slots, dblocks=dblocks)
-        dx_bTD, dblocks = self.passes.backward(turn, dy_bTD, carry.slots, carry.dblocks)
-        return carry._replace(made=dx_bTD, dblocks=dblocks)
+            dx_bTD, (slots, dblocks) = self.passes.first(turn.backward, dy_bTD, slots, carry.dblocks)
+        else:
+            dx_bTD, dblocks = self.passes.backward(turn.backward, dy_bTD, slots, carry.dblocks)
+        return carry._replace(made=(*carry.made[:-1], dx_bTD), slots=slots, dblocks=dblocks)
+
+    def _turn_pair(self, carry: Carry, turn: Turn, shared: Shared) -> Carry:
+        operands = carry.arrived[turn.forward.operand_slot], carry.arrived[turn.backward.operand_slot]
+        made, (slots, extras, dblocks) = self.passes.pair(turn, *operands, carry.slots, carry.extras, carry.dblocks)
+        return carry._replace(made=made, slots=slots, extras=extras, dblocks=dblocks)
 
     def _turn_weights(self, carry: Carry, turn: Turn, shared: Shared) -> Carry:
-        return carry._replace(dblocks=self.passes.second(turn, carry.made, carry.slots, carry.dblocks))
+        return carry._replace(dblocks=self.passes.second(turn.backward, carry.made[0], carry.slots, carry.dblocks))
 
     def _run_model_ends(self, ends: Ends, carry: Carry, turn: Turn, shared: Shared) -> Carry:
         """Embed, compute the loss, backpropagate into the embedding: each stage for its shard of the vocabulary."""
@@ -185,14 +193,14 @@ class Executor:
             entered_bTD = mark_varying(self.parts.embed(self.ends, self.tokens_MbS[shared.enters]), "pipeline")
             arrived = write_slot(arrived, entered_bTD, turn.embed_dst)
         if leaves:
-            y_bTD = self._broadcast_from(self.schedule.last_stage, carry.made)
+            y_bTD = self._broadcast_from(self.schedule.last_stage, carry.made[0])
             differentiate = jax.value_and_grad(self._loss_of, (0, 1), has_aux=True)
             (_, more), (dleaving, dy_bTD) = differentiate(self.ends, y_bTD, shared.leaves)
             loss, dends = jax.tree.map(jnp.add, (loss, dends), (more, dleaving))
             arrived = write_slot(arrived, mark_varying(dy_bTD, "pipeline"), turn.loss_grad_dst)
         if returns:
             x_bTD, pull = jax.vjp(lambda ends: self.parts.embed(ends, self.tokens_MbS[shared.returns]), self.ends)
-            made_bTD = after(x_bTD, carry.made) if "lead" in self.ends else carry.made
+            made_bTD = after(x_bTD, carry.made[-1]) if "lead" in self.ends else carry.made[-1]
             dends = jax.tree.map(jnp.add, dends, *pull(self._broadcast_from(0, made_bTD)))
         return carry._replace(arrived=arrived, loss=loss, dends=dends)
 
@@ -204,7 +212,8 @@ class Executor:
         return lax.psum(jnp.where(self.stage == stage, made_bTD, 0), "pipeline")
 
     def _send(self, exchange: int, edges: Edges, carry: Carry, turn: Turn, shared: Shared) -> Carry:
-        sent_bTD = carry.made if is_local(edges) else lax.ppermute(carry.made, "pipeline", edges)
+        made_bTD = carry.made[self.ticks.sent[exchange]]
+        sent_bTD = made_bTD if is_local(edges) else lax.ppermute(made_bTD, "pipeline", edges)
         return carry._replace(arrived=write_slot(carry.arrived, sent_bTD, turn.recv_dst[exchange]))
 
 

@@ -32,7 +32,10 @@ from strategies.model.layers import (
     zeros_buffer,
 )
 from strategies.pipelining.split_backward import SplitBackward, reuse
-from strategies.pipelining.timetable import Turn
+from strategies.pipelining.timetable import Pass, Turn
+
+LayerStep = Callable[[Any, Any, Array], tuple[Any, Any]]
+"""(state, buffers, position in the chunk) -> (next state, buffers)."""
 
 
 class Slots(NamedTuple):
@@ -84,9 +87,40 @@ class Passes:
         """Zero-initialised extras."""
         return zeros_buffer(jax.eval_shape(lambda x_BTD: self.run(self._layer(0), x_BTD)[1], x_BTD))
 
-    def forward(self, turn: Turn, x_BTD: Array, slots: Slots, extras: Extras) -> tuple[Array, tuple[Slots, Extras]]:
+    def forward(self, turn: Pass, x_BTD: Array, slots: Slots, extras: Extras) -> tuple[Array, tuple[Slots, Extras]]:
         """Run the layers forward. Returns the output, the buffers with its residuals, and the sum of the extras."""
+        return self._scan_layers(self._forward_step(turn), x_BTD, (slots, extras))
 
+    def backward(self, turn: Pass, dy_BTD: Array, slots: Slots, dweights: Leaves) -> tuple[Array, Leaves]:
+        """Output gradient -> input gradient, and the weight gradients plus this microbatch's."""
+        step = self._backward_step(turn, lambda position: read_slot(slots.kept, turn.residual_slot, position))
+        return self._scan_layers(step, dy_BTD, dweights, reverse=True)
+
+    def pair(
+        self, turn: Turn, x_BTD: Array, dy_BTD: Array, slots: Slots, extras: Extras, dweights: Leaves
+    ) -> tuple[tuple[Array, Array], tuple[Slots, Extras, Leaves]]:
+        """Run one microbatch forward and another backward. Returns the output, the input gradient, and the buffers.
+
+        An iteration runs a layer of each, so that the compiler can run compute of one alongside collectives of the
+        other. With empty slots each has a loop of its own: nothing runs alongside a conditional.
+        """
+        if self.used_L is not None:
+            y_BTD, (slots, extras) = self.forward(turn.forward, x_BTD, slots, extras)
+            dx_BTD, dweights = self.backward(turn.backward, dy_BTD, slots, dweights)
+            return (y_BTD, dx_BTD), (slots, extras, dweights)
+
+        def step(state: tuple[Any, Any], buffers: Any, position: Array) -> tuple[Any, Any]:
+            (x_BTD, dy_BTD), (slots, extras, dweights) = state, buffers
+            back = self.layers_per_chunk - 1 - position
+            kept = read_slot(slots.kept, turn.backward.residual_slot, back)
+            kept, slots = lax.optimization_barrier((kept, slots))  # read before the forward pass writes, without a copy
+            dx_BTD, dweights = self._backward_step(turn.backward, lambda _: kept)(dy_BTD, dweights, back)
+            y_BTD, (slots, extras) = self._forward_step(turn.forward)(x_BTD, (slots, extras), position)
+            return (y_BTD, dx_BTD), (slots, extras, dweights)
+
+        return self._scan_layers(step, (x_BTD, dy_BTD), (slots, extras, dweights))
+
+    def _forward_step(self, turn: Pass) -> LayerStep:
         def work(x_BTD: Array, _: Any, layer: Array, __: Array) -> tuple[Array, Any]:
             (y_BTD, more), kept = forward(self.run, self._layer(layer), x_BTD)
             return y_BTD, (kept, more)
@@ -95,19 +129,19 @@ class Passes:
             (slots, extras), (kept, more) = buffers, made
             return slots._replace(kept=write_slot(slots.kept, kept, turn.residual_slot, position)), added(extras, more)
 
-        return self._scan_layers(turn, work, x_BTD, keep, (slots, extras))
+        return self._layer_step(turn, work, keep)
 
-    def backward(self, turn: Turn, dy_BTD: Array, slots: Slots, dweights: Leaves) -> tuple[Array, Leaves]:
-        """Output gradient -> input gradient, and the weight gradients plus this microbatch's."""
+    def _backward_step(self, turn: Pass, read: Callable[[Array], Any]) -> LayerStep:
+        """`read` returns the residuals of the layer at a position."""
 
         def work(dy_BTD: Array, _: Any, layer: Array, position: Array) -> tuple[Array, Leaves]:
-            known = self._layer(layer), jax.tree.map(row_major, read_slot(slots.kept, turn.residual_slot, position))
+            known = self._layer(layer), jax.tree.map(row_major, read(position))
             dlayer, dx_BTD = backward(self.run, known, dy_BTD)
             return dx_BTD, dlayer
 
-        return self._scan_layers(turn, work, dy_BTD, add, dweights, reverse=True)
+        return self._layer_step(turn, work, add)
 
-    def first(self, turn: Turn, dy_BTD: Array, slots: Slots, dweights: Leaves) -> tuple[Array, tuple[Slots, Leaves]]:
+    def first(self, turn: Pass, dy_BTD: Array, slots: Slots, dweights: Leaves) -> tuple[Array, tuple[Slots, Leaves]]:
         """First half: output gradient -> input gradient, slots for the second half, weight gradients without
         matmuls.
         """
@@ -126,9 +160,9 @@ class Passes:
             more = write_slot(slots.more, more, turn.residual_slot, position)
             return Slots(jax.tree.unflatten(structure, leaves), more), add(dweights, dlayer, layer, position)
 
-        return self._scan_layers(turn, work, dy_BTD, keep, (slots, dweights), read, reverse=True)
+        return self._scan_layers(self._layer_step(turn, work, keep, read), dy_BTD, (slots, dweights), reverse=True)
 
-    def second(self, turn: Turn, like_BTD: Array, slots: Slots, dweights: Leaves) -> Leaves:
+    def second(self, turn: Pass, like_BTD: Array, slots: Slots, dweights: Leaves) -> Leaves:
         """Second half: the weight gradients plus this microbatch's. `like_BTD` has the shape of an output."""
 
         def work(nothing: tuple[()], _: Any, layer: Array, position: Array) -> tuple[tuple[()], Leaves]:
@@ -139,7 +173,7 @@ class Passes:
             between = [a.reshape(v.shape).astype(v.dtype) for a, v in zip(held, split.between, strict=True)]
             return nothing, split.second(known, between)
 
-        return self._scan_layers(turn, work, (), add, dweights)[1]
+        return self._scan_layers(self._layer_step(turn, work, add), (), dweights)[1]
 
     def _layer(self, layer: Any) -> Leaves:
         return [lax.dynamic_slice_in_dim(w, layer, 1) for w in self.weights]
@@ -159,18 +193,14 @@ class Passes:
     def _split(self, known: tuple[Leaves, Any], dy_BTD: Array) -> SplitBackward:
         return SplitBackward(partial(backward, self.run), known, dy_BTD)
 
-    def _scan_layers(
+    def _layer_step(
         self,
-        turn: Turn,
+        turn: Pass,
         work: Callable[[Any, Any, Array, Array], tuple[Any, Any]],
-        state: Any,
         keep: Callable[[Any, Any, Array, Array], Any],
-        buffers: Any,
         read: Callable[[Any, Array], Any] = lambda buffers, position: (),
-        *,
-        reverse: bool = False,
-    ) -> tuple[Any, Any]:
-        """Scan over the layers of the chunk. An empty slot passes its state on and keeps zeros.
+    ) -> LayerStep:
+        """The step of one layer of the chunk. An empty slot passes its state on and keeps zeros.
 
         Args:
             work: (state, what `read` returned, layer, position) -> (next state, values to keep). `layer` counts the
@@ -179,8 +209,7 @@ class Passes:
             read: (buffers, position) -> what `work` needs of them.
         """
 
-        def step(carried: tuple[Any, Any], position: Array) -> tuple[tuple[Any, Any], None]:
-            state, buffers = carried
+        def step(state: Any, buffers: Any, position: Array) -> tuple[Any, Any]:
             layer = turn.chunk * self.layers_per_chunk + position
             inputs = state, read(buffers, position), layer, position
             if self.used_L is None:
@@ -189,14 +218,22 @@ class Passes:
                 zeros = zeros_buffer(jax.eval_shape(work, *inputs)[1])
                 with jax.named_scope("heaviest"):  # FLOP counts use the stages without empty slots
                     state, made = lax.cond(self.used_L[layer], work, lambda state, *_: (state, zeros), *inputs)
-            return (state, keep(buffers, made, layer, position)), None
+            return state, keep(buffers, made, layer, position)
+
+        return step
+
+    def _scan_layers(self, step: LayerStep, state: Any, buffers: Any, *, reverse: bool = False) -> tuple[Any, Any]:
+        """Scan over the layers of the chunk."""
+
+        def scanned(carried: tuple[Any, Any], position: Array) -> tuple[tuple[Any, Any], None]:
+            return step(*carried, position), None
 
         positions = jnp.arange(self.layers_per_chunk)
         if self.layers_per_chunk == 1:  # not a loop, so its weights are read in place
-            return lax.scan(step, (state, buffers), positions)[0]
+            return lax.scan(scanned, (state, buffers), positions)[0]
         # Branches of two layers in one iteration could run concurrently on CPUs, each with its own collectives.
         unroll = self.unroll if self.used_L is None else 1
-        return scan_layers(step, (state, buffers), positions, reverse=reverse, unroll=unroll)[0]
+        return scan_layers(scanned, (state, buffers), positions, reverse=reverse, unroll=unroll)[0]
 
 
 def _places(split: SplitBackward, kept: Any) -> list[int | None]:

@@ -109,8 +109,10 @@ def zero_bubble_v(stages: int, microbatches: int, chunks: int = 2) -> Schedule:
 
 def dualpipe_v(stages: int, microbatches: int, chunks: int = 2) -> Schedule:
     """DualPipe-V: pairs of a forward and a backward pass of two microbatches in a V-shaped model (DeepSeek-AI 2024,
-    "DeepSeek-V3 Technical Report", section 3.2.1, and the DualPipe repository), in ticks that are forward, backward and
-    for weight gradients in turn.
+    "DeepSeek-V3 Technical Report", section 3.2.1, and the DualPipe repository).
+
+    Both passes of a pair run in one tick, layer by layer. Backward passes compute weight gradients, too: waiting for
+    them at the end, as DeepSeek does, gains nothing in lockstep.
     """
     _require_v("dualpipe-v", stages, microbatches, chunks)
     if microbatches < 2 * stages:
@@ -121,21 +123,14 @@ def dualpipe_v(stages: int, microbatches: int, chunks: int = 2) -> Schedule:
         ops, ahead = _Ops(microbatches), stages - stage - 1
         ops.add("F0", 2 * ahead)
         ops.add("F0 F1", stage + 1)
-        ops.add("B1 W1 F1", ahead)
-        ops.add("F0 B1 W1 F1 B0 W0", microbatches - 2 * stages + stage + 1)
-        ops.add("B1 W1 F1 B0 W0", ahead)
-        # Of the last 2 (s + 1) backward passes the second half leave their weight gradients for the end.
-        last = ("B1", "B0") * (stage + 1)
-        whole, apart = last[: stage + 1], last[stage + 1 :]
-        waiting = [*(f"W{chunk}" for _, chunk in apart), *["W0"] * ahead]
-        ops.add(" ".join(f"{op} W{op[1]}" for op in whole))
-        ops.add(" ".join(apart))
-        ops.add(" ".join(f"{op} B0" for op in waiting[:ahead]))
-        ops.add(" ".join(waiting[ahead:]))
+        ops.add("B1 F1", ahead)
+        ops.add("F0 B1 F1 B0", microbatches - 2 * stages + stage + 1)
+        ops.add("B1 F1 B0", ahead)
+        ops.add("B1 B0", stage + 1)
+        ops.add("B0", ahead)
         return tuple(ops.found)
 
-    orders = _of_each(stages, of_stage)
-    return Schedule("dualpipe-v", stages, microbatches, 2, orders, splits_backward=True, in_turn=True, v_shaped=True)
+    return Schedule("dualpipe-v", stages, microbatches, 2, _of_each(stages, of_stage), pairs=True, v_shaped=True)
 
 
 SCHEDULES: Mapping[str, Callable[..., Schedule]] = MappingProxyType(

@@ -1,14 +1,15 @@
 """Pipeline schedules as tables: what each stage does at each tick. Plain Python; executor.py runs them.
 
 A schedule orders each stage's operations (orders.py). An operation takes one tick. It starts as soon as the previous
-operation of its stage and the operation whose result it needs have ended, and with `in_turn` in a tick for its kind. A
-forward pass needs the forward pass of the part of the model before its own, and a backward pass the backward pass of
-the part after. With several chunks a stage holds several parts, and a microbatch passes through all stages once per
-chunk.
+operation of its stage and the operation whose result it needs have ended, and with `in_turn` in a tick for its kind.
+With `pairs` a backward pass can share the tick of the forward pass before it. A forward pass needs the forward pass of
+the part of the model before its own, and a backward pass the backward pass of the part after. With several chunks a
+stage holds several parts, and a microbatch passes through all stages once per chunk.
 
     meshmark schedule 1f1b --stages 4 --microbatches 8
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ Kind = Literal["F", "B", "W"]
 
 
 class Op(NamedTuple):
-    """What a stage does in one tick."""
+    """A pass of a microbatch through a chunk."""
 
     kind: Kind
     microbatch: int
@@ -58,6 +59,8 @@ class Schedule:
         splits_backward: whether weight gradients are a separate operation.
         in_turn: whether ticks are for one kind of operation each, in turn. In a program whose stages wait for each
             other at the end of a tick, no stage then waits for an operation of another kind.
+        pairs: whether a tick may have a forward pass and then a backward pass of another microbatch, of which neither
+            needs the other.
         v_shaped: whether every second chunk is assigned to stages from the last to the first, so that the first stage
             has both ends of the model.
     """
@@ -69,6 +72,7 @@ class Schedule:
     make_orders: Callable[[], Orders] = field(compare=False, repr=False)
     splits_backward: bool = False
     in_turn: bool = False
+    pairs: bool = False
     v_shaped: bool = False
 
     @cached_property
@@ -119,16 +123,17 @@ class Schedule:
     def starts(
         self,
         duration: Callable[[int, Op], float],
-        begin: Callable[[Op, float], float] = lambda op, ready: ready,
+        begin: Callable[[Op, float, float], float] = lambda op, free_at, needed: max(free_at, needed),
     ) -> dict[tuple[int, Op], float]:
         """Start time of each operation if stages wait only for results that they need. `duration` is in any unit.
 
-        `begin` maps an operation and the time from which it could run to its start.
+        `begin` maps an operation, the end of the stage's previous one, and the end of the one that it needs, to its
+        start.
         """
         starts: dict[tuple[int, Op], float] = {}
         free_at, ends = [0.0] * self.stages, [0.0]
         for stage, op, need in self.sequence:
-            start = starts[stage, op] = begin(op, max(free_at[stage], ends[need]))
+            start = starts[stage, op] = begin(op, free_at[stage], ends[need])
             free_at[stage] = start + duration(stage, op)
             ends.append(free_at[stage])
         return starts
@@ -158,18 +163,20 @@ class Schedule:
         return tuple(found)
 
     @cached_property
-    def table(self) -> tuple[tuple[Op | None, ...], ...]:
-        """Each stage's operation at each tick [stages][ticks]; None if idle."""
+    def table(self) -> tuple[tuple[tuple[Op, ...], ...], ...]:
+        """Each stage's operations at each tick [stages][ticks]: none, one, or a forward and a backward pass."""
         kinds = "FBW" if self.splits_backward else "FB"
+        turns = len(kinds) if self.pairs else 1
 
-        def begin(op: Op, ready: float) -> float:
-            return ready + (kinds.index(op.kind) - ready) % len(kinds) if self.in_turn else ready
+        def begin(op: Op, free_at: float, needed: float) -> float:
+            ready = max(free_at, math.ceil(needed / turns) * turns)  # results are sent at the end of a tick
+            return ready + (kinds.index(op.kind) - ready) % len(kinds) if self.in_turn or self.pairs else ready
 
         starts = self.starts(lambda stage, op: 1, begin)
-        ticks = {start: tick for tick, start in enumerate(sorted(set(starts.values())))}
-        rows: list[list[Op | None]] = [[None] * len(ticks) for _ in range(self.stages)]
+        ticks = {start: tick for tick, start in enumerate(sorted({start // turns for start in starts.values()}))}
+        rows: list[list[tuple[Op, ...]]] = [[()] * len(ticks) for _ in range(self.stages)]
         for (stage, op), start in starts.items():
-            rows[stage][ticks[start]] = op
+            rows[stage][ticks[start // turns]] += (op,)
         return tuple(map(tuple, rows))
 
     @property
@@ -178,14 +185,19 @@ class Schedule:
         return len(self.table[0])
 
     @cached_property
-    def kinds_at_once(self) -> Mapping[frozenset[Kind], int]:
-        """Kinds of operations that stages run in the same tick -> number of such ticks."""
-        return Counter(frozenset(op.kind for op in column if op) for column in zip(*self.table, strict=True))
+    def kinds_at_once(self) -> Mapping[frozenset[tuple[Kind, ...]], int]:
+        """The kinds of operations of each stage in the same tick -> number of such ticks."""
+        columns = zip(*self.table, strict=True)
+        return Counter(frozenset(tuple(op.kind for op in cell) for cell in column if cell) for column in columns)
 
     def lockstep(self, costs: PassTimes = EQUAL) -> float:
-        """Time from the first start to the last end, if each tick lasts as long as its longest operation."""
+        """Time from the first start to the last end, if each tick lasts as long as on the stage that works longest."""
         seconds: Mapping[Kind, float] = {kind: self.duration(Op(kind, 0), costs) for kind in get_args(Kind)}
-        return sum(ticks * max(seconds[kind] for kind in kinds) for kinds, ticks in self.kinds_at_once.items())
+
+        def longest(cells: frozenset[tuple[Kind, ...]]) -> float:
+            return max(sum(seconds[kind] for kind in kinds) for kinds in cells)
+
+        return sum(ticks * longest(cells) for cells, ticks in self.kinds_at_once.items())
 
     def duration(self, op: Op, costs: PassTimes = EQUAL) -> float:
         """Duration of one operation on one chunk."""
@@ -195,10 +207,10 @@ class Schedule:
     def makespan(self, costs: PassTimes = EQUAL) -> float:
         """Time from the first start to the last end, if stages wait only for results that they need.
 
-        Without separate weight gradients the last stage does not pause between the first forward passes and the last
-        backward passes of one chunk on each other stage.
+        Without separate weight gradients and without a V the last stage does not pause between the first forward passes
+        and the last backward passes of one chunk on each other stage.
         """
-        if not self.splits_backward:
+        if not self.splits_backward and not self.v_shaped:
             return (self.microbatches + (self.stages - 1) / self.chunks) * sum(costs)
         starts = self.starts(lambda stage, op: self.duration(op, costs))
         return max(start + self.duration(op, costs) for (_, op), start in starts.items())
@@ -224,18 +236,18 @@ class Schedule:
         return peak
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON values: name, chunks per stage, and each stage's operation at each tick, null if idle."""
-        rows = [[op and op._asdict() for op in row] for row in self.table]
+        """JSON values: name, chunks per stage, and each stage's list of operations at each tick."""
+        rows = [[[op._asdict() for op in cell] for cell in row] for row in self.table]
         return {"schedule": self.name, "chunks": self.chunks, "stages": rows}
 
     def __str__(self) -> str:
-        """The table: a line for each stage, a column for each tick.
+        """The table: a line for each stage, a column for each tick. `&` joins a pair.
 
         >>> from strategies.pipelining.orders import one_f_one_b
         >>> print(one_f_one_b(2, 3))
         F0 F1 .. B0 F2 B1 .. B2
         .. F0 B0 F1 B1 F2 B2 ..
         """
-        rows = [[".." if op is None else str(op) for op in row] for row in self.table]
+        rows = [["&".join(map(str, cell)) or ".." for cell in row] for row in self.table]
         width = max(len(cell) for row in rows for cell in row)
         return "\n".join(" ".join(cell.ljust(width, "." if cell == ".." else " ") for cell in row) for row in rows)

@@ -17,8 +17,22 @@ from strategies.config import PipelineSchedule
 from strategies.pipelining.orders import stage_schedule
 from strategies.pipelining.schedules import Kind, PassTimes, Schedule
 
-KINDS: tuple[Kind | None, ...] = (None, "F", "B", "W")
-"""Kinds of turns by their number in the arrays; None is idle."""
+KINDS = ("", "F", "B", "FB", "W")
+"""Kinds of a turn's operations, by their number in the arrays; the number of a pair is the sum of both."""
+
+
+class Pass(NamedTuple):
+    """An operation of one stage in one tick. Fields are int32 arrays [ticks, stages], or one entry of each.
+
+    Attributes:
+        chunk: the stage's chunk that runs.
+        operand_slot: slot of its operand: the input, or in the backward pass the output gradient.
+        residual_slot: slot of its residuals, and then of what the second half of its backward pass needs.
+    """
+
+    chunk: Any
+    operand_slot: Any
+    residual_slot: Any
 
 
 class Turn(NamedTuple):
@@ -26,17 +40,15 @@ class Turn(NamedTuple):
 
     Attributes:
         kind: the index in `KINDS`.
-        chunk: the stage's chunk that runs.
-        operand_slot: slot of its operand: the input, or in the backward pass the output gradient.
-        residual_slot: slot of its residuals, and then of what the second half of its backward pass needs.
+        forward: the forward pass.
+        backward: the backward pass, or weight gradients.
         embed_dst, loss_grad_dst: slots for arrivals from the embedding and the loss, at the end of the tick.
         recv_dst: slots for arrivals from other stages [ticks, stages, exchanges].
     """
 
     kind: Any
-    chunk: Any
-    operand_slot: Any
-    residual_slot: Any
+    forward: Pass
+    backward: Pass
     embed_dst: Any
     loss_grad_dst: Any
     recv_dst: Any
@@ -82,6 +94,8 @@ class Ticks:
     Attributes:
         ends: the distinct combinations of work on embedding and head.
         edges: for each exchange at the end of a tick, the distinct permutes.
+        sent: for each exchange, which of a turn's results it sends: the latest (0), or if there are pairs that of the
+            forward (0) or of the backward pass (1).
     """
 
     turns: Turn
@@ -89,6 +103,7 @@ class Ticks:
     depths: Depths
     ends: tuple[Ends, ...]
     edges: tuple[tuple[Edges, ...], ...]
+    sent: tuple[int, ...]
 
     @classmethod
     def of(cls, schedule: Schedule) -> "Ticks":
@@ -104,22 +119,23 @@ class Ticks:
         arrived, depth = slots(np.vstack([stages] * 2), np.vstack([after_F, after_B]), np.vstack([at["F"], at["B"]]))
         slots_F, slots_B = np.split(arrived, 2)
         kept, kept_depth = slots(stages, at["F"], at["W" if schedule.splits_backward else "B"] + 1)
-        onward = zip(pairwise(stage_of), after_F[1:], slots_F[1:], strict=True)
-        back = zip(pairwise(reversed(stage_of)), after_B[-2::-1], slots_B[-2::-1], strict=True)
-        sends = [Sends(*each) for each in (*onward, *back)]
-        exchanges, edges = group_exchanges(sent_edges(sends, schedule.ticks), schedule.stages)
+        onward = [*map(Sends, pairwise(stage_of), after_F[1:], slots_F[1:])]
+        back = [*map(Sends, pairwise(reversed(stage_of)), after_B[-2::-1], slots_B[-2::-1])]
 
         shape = schedule.ticks, schedule.stages
-        turns = Turn(*(np.zeros(shape, np.int32) for _ in range(6)), recv_dst=np.zeros((*shape, len(edges)), np.int32))
-        for nobody in (turns.embed_dst, turns.loss_grad_dst, turns.recv_dst):
-            nobody[:] = depth
+        results = [onward, back] if schedule.pairs else [onward + back]
+        grouped = [exchanged(sends, np.full(shape, depth, np.int32)) for sends in results]
+        exchanges, recv_dst = (np.concatenate([each[i] for each in grouped], -1) for i in (0, 1))
+        edges = tuple(different for _, _, found in grouped for different in found)
+        sent = tuple(result for result, (_, _, found) in enumerate(grouped) for _ in found)
+
+        forward, backward = (Pass(*np.zeros((3, *shape), np.int32)) for _ in range(2))
+        turns = Turn(np.zeros(shape, np.int32), forward, backward, *np.full((2, *shape), depth, np.int32), recv_dst)
         for kind, ticks in at.items():
-            cells = ticks, stages
-            turns.kind[cells], turns.chunk[cells], turns.residual_slot[cells] = KINDS.index(kind), chunks, kept
-            turns.operand_slot[cells] = {"F": slots_F, "B": slots_B, "W": 0}[kind]
-        for each in sends:
-            for exchange, ticks, taken in each.by_exchange(exchanges, edges):
-                turns.recv_dst[ticks, each.edge[1], exchange] = taken
+            cells, taken = (ticks, stages), forward if kind == "F" else backward
+            turns.kind[cells] += KINDS.index(kind)
+            taken.chunk[cells], taken.residual_slot[cells] = chunks, kept
+            taken.operand_slot[cells] = {"F": slots_F, "B": slots_B, "W": 0}[kind]
         enters, leaves, returns = np.full((3, schedule.ticks), -1, np.int32)
         microbatches = np.arange(schedule.microbatches)
         embedded = after_F[0] >= 0
@@ -129,7 +145,7 @@ class Ticks:
         returns[at["B"][0]] = microbatches
         at_ends, ends = together(enters, leaves, returns)
         shared = Shared(at_ends, enters, leaves, returns, exchanges)
-        return cls(turns, shared, Depths(depth, kept_depth), ends, edges)
+        return cls(turns, shared, Depths(depth, kept_depth), ends, edges, sent)
 
     @cached_property
     def sends(self) -> np.ndarray:
@@ -153,8 +169,8 @@ def ticks_of(schedule: Schedule) -> Mapping[Kind, np.ndarray]:
     found: dict[Kind, np.ndarray] = {kind: np.zeros(shape, int) for kind in kinds}
     for stage, row in enumerate(schedule.table):
         parts = [schedule.part(stage, chunk) for chunk in range(schedule.chunks)]
-        for tick, op in enumerate(row):
-            if op:
+        for tick, cell in enumerate(row):
+            for op in cell:
                 found[op.kind][parts[op.chunk], op.microbatch] = tick
     return found
 
@@ -192,6 +208,21 @@ def together(*microbatches: np.ndarray) -> tuple[np.ndarray, tuple[Ends, ...]]:
     each = [tuple(bool(m >= 0) for m in tick) for tick in zip(*microbatches, strict=True)]
     ends: Any = sorted(set(filter(any, each)))
     return np.array([ends.index(tick) if any(tick) else -1 for tick in each], np.int32), tuple(ends)
+
+
+def exchanged(
+    sends: Sequence[Sends], nobody: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, tuple[tuple[Edges, ...], ...]]:
+    """The exchanges that send something, by tick, as `group_exchanges`; the slots where it arrives [ticks, stages,
+    exchanges]; and the permutes. `nobody` has for each tick and stage the slot that no stage reads.
+    """
+    ticks, stages = nobody.shape
+    chosen, edges = group_exchanges(sent_edges(sends, ticks), stages)
+    recv_dst = np.repeat(nobody[..., None], len(edges), -1)
+    for each in sends:
+        for exchange, at, taken in each.by_exchange(chosen, edges):
+            recv_dst[at, each.edge[1], exchange] = taken
+    return chosen, recv_dst, edges
 
 
 def sent_edges(sends: Iterable[Sends], ticks: int) -> list[set[Edge]]:

@@ -24,7 +24,7 @@ def test_a_schedule_is_printed_as_text_and_as_json(capsys: pytest.CaptureFixture
     main(["interleaved", "--stages", "1", "--microbatches", "1", "--json"])
     drawn = json.loads(capsys.readouterr().out)
     assert drawn["stages"] == [
-        [{"kind": kind, "microbatch": 0, "chunk": chunk} for kind, chunk in (("F", 0), ("F", 1), ("B", 1), ("B", 0))]
+        [[{"kind": kind, "microbatch": 0, "chunk": chunk}] for kind, chunk in (("F", 0), ("F", 1), ("B", 1), ("B", 0))]
     ]
     with pytest.raises(SystemExit):
         main(["interleaved", "--stages", "2", "--microbatches", "3"])

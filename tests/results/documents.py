@@ -15,7 +15,7 @@ from tests.results.synthetic import MACHINE
 GIB = 2**30
 LANE = {"ph": "M", "pid": 0, "name": "thread_name", "args": {"name": "compute"}}
 SPAN = {"ph": "X", "pid": 0, "name": "dot", "cat": "compute", "ts": 0, "dur": 1000}
-SCHEDULE = {"schedule": "gpipe", "chunks": 1, "stages": [[{"kind": "F", "microbatch": 0, "chunk": 0}]]}
+SCHEDULE = {"schedule": "gpipe", "chunks": 1, "stages": [[[{"kind": "F", "microbatch": 0, "chunk": 0}]]]}
 """The schedule of one forward pass."""
 STEPS = np.arange(10, 60, 10)
 """Steps of a training log."""

@@ -75,7 +75,7 @@ def test_stages_send_where_one_has_something_to_send(schedule):
     plan = SCHEDULES[schedule](4, 8)
     expected = 0
     for tick in range(plan.ticks - 1):
-        made = [op.kind if (op := row[tick]) else None for row in plan.table]
+        made = ["".join(op.kind for op in row[tick]) for row in plan.table]
         targets = [s + 1 for s in range(3) if made[s] == "F"] + [s - 1 for s in range(1, 4) if made[s] == "B"]
         expected += len(targets) and 1 + (len(set(targets)) < len(targets))
     assert permutes == expected

@@ -2,11 +2,12 @@
 
 from itertools import product
 
+import jax
 import pytest
 
 from strategies.pipelining.orders import SCHEDULES
 from strategies.pipelining.schedules import Schedule
-from strategies.pipelining.timetable import KINDS, Shared, Ticks, Turn
+from strategies.pipelining.timetable import KINDS, Pass, Shared, Ticks, Turn
 
 ONE_CHUNK = ("gpipe", "1f1b", "eager-1f1b", "zb-h1", "eager-zb")
 CASES = [(name, s, m, 1) for name in ONE_CHUNK for s, m in product((1, 2, 4, 7), (1, 3, 4, 9))]
@@ -20,26 +21,27 @@ class Stage:
 
     def __init__(self, ticks: Ticks) -> None:
         depths = ticks.depths
-        self.arrived, self.made = ["x 0 0", *["nothing"] * depths.arrived], "nothing"
+        self.arrived, self.made = (
+            ["x 0 0", *["nothing"] * depths.arrived],
+            ["nothing"] * (1 + max(ticks.sent, default=0)),
+        )
         self.kept = ["nothing"] * depths.kept
 
 
-def take_turn(stage: Stage, turn: Turn, part: int) -> str:
-    """Run a stage's operation of a tick; return its name, and store what the stage sends on."""
-    kind, taken = KINDS[turn.kind], stage.arrived[turn.operand_slot]
-    if kind is None:
-        return ""
+def take_turn(stage: Stage, kind: str, slots: Pass, part: int) -> str:
+    """Run an operation of a stage; return its name, and store what the stage sends on."""
+    taken = stage.arrived[slots.operand_slot]
     if kind == "W":
-        m = int(stage.kept[turn.residual_slot].split()[2])
-        assert stage.kept[turn.residual_slot] == f"put off {m} {part}"
+        m = int(stage.kept[slots.residual_slot].split()[2])
+        assert stage.kept[slots.residual_slot] == f"put off {m} {part}"
         return f"W {m} {part}"
     m = int(taken.split()[1])
     if kind == "F":
         assert taken == f"x {m} {part}"
-        stage.kept[turn.residual_slot], stage.made = f"kept {m} {part}", f"x {m} {part + 1}"
+        stage.kept[slots.residual_slot], stage.made[0] = f"kept {m} {part}", f"x {m} {part + 1}"
     else:
-        assert (taken, stage.kept[turn.residual_slot]) == (f"dy {m} {part}", f"kept {m} {part}")
-        stage.made, stage.kept[turn.residual_slot] = f"dy {m} {part - 1}", f"put off {m} {part}"
+        assert (taken, stage.kept[slots.residual_slot]) == (f"dy {m} {part}", f"kept {m} {part}")
+        stage.made[-1], stage.kept[slots.residual_slot] = f"dy {m} {part - 1}", f"put off {m} {part}"
     return f"{kind} {m} {part}"
 
 
@@ -49,25 +51,27 @@ def play(plan: Schedule, ticks: Ticks) -> list[str]:
     parts, done = plan.stages * plan.chunks, ["embedding of 0"]
     for tick in range(plan.ticks):
         shared = Shared(*(column[tick] for column in ticks.shared))
-        turns = [Turn(*(column[tick, s] for column in ticks.turns)) for s in range(plan.stages)]
+        turns: list[Turn] = [jax.tree.map(lambda column: column[tick, s], ticks.turns) for s in range(plan.stages)]  # noqa: B023
         for s, (stage, turn) in enumerate(zip(stages, turns, strict=True)):
-            done.append(take_turn(stage, turn, plan.part(s, turn.chunk)))
+            for kind in KINDS[turn.kind]:
+                slots = turn.forward if kind == "F" else turn.backward
+                done.append(take_turn(stage, kind, slots, plan.part(s, slots.chunk)))
         enters, leaves, returns = ticks.ends[shared.ends] if shared.ends >= 0 else (False, False, False)
         if enters:
             done.append(f"embedding of {shared.enters}")
         if leaves:
-            assert stages[plan.last_stage].made == f"x {shared.leaves} {parts}"
+            assert stages[plan.last_stage].made[0] == f"x {shared.leaves} {parts}"
             done.append(f"loss {shared.leaves}")
         if returns:
-            assert stages[0].made == f"dy {shared.returns} -1"
+            assert stages[0].made[-1] == f"dy {shared.returns} -1"
             done.append(f"back to embedding {shared.returns}")
         for stage, turn in zip(stages, turns, strict=True):
             stage.arrived[turn.embed_dst] = f"x {shared.enters} 0" if enters else "nothing"
             stage.arrived[turn.loss_grad_dst] = f"dy {shared.leaves} {parts - 1}" if leaves else "nothing"
         for exchange, index in enumerate(shared.edges):
             for source, target in ticks.edges[exchange][index] if index >= 0 else ():
-                stages[target].arrived[turns[target].recv_dst[exchange]] = stages[source].made
-    return list(filter(None, done))
+                stages[target].arrived[turns[target].recv_dst[exchange]] = stages[source].made[ticks.sent[exchange]]
+    return done
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -92,7 +96,10 @@ def test_buffers_are_as_large_as_what_is_in_flight(case: tuple[str, int, int, in
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_an_exchange_is_a_permutation(case: tuple[str, int, int, int]) -> None:
-    """In an exchange each stage sends and receives at most once, and a tick has a second exchange only if needed."""
+    """In an exchange each stage sends and receives at most once, and a tick has a second exchange only if needed.
+
+    With pairs that holds of what forward passes make, and of what backward passes make.
+    """
     name, stages, microbatches, chunks = case
     plan = SCHEDULES[name](stages, microbatches, chunks)
     ticks = Ticks.of(plan)
@@ -100,14 +107,16 @@ def test_an_exchange_is_a_permutation(case: tuple[str, int, int, int]) -> None:
         assert len({source for source, _ in edges}) == len({target for _, target in edges}) == len(edges) > 0
     between = 0
     for tick, chosen in enumerate(ticks.shared.edges):
-        made = [(s, op) for s, row in enumerate(plan.table) if (op := row[tick]) and op.kind != "W"]
         end = {"F": stages * chunks - 1, "B": 0}  # where the last part is done, nothing goes on
-        made = [(s, op.kind, plan.part(s, op.chunk)) for s, op in made]
-        must = [(s, plan.stage_of(p + (1 if kind == "F" else -1))) for s, kind, p in made if p != end[kind]]
-        taken = [ticks.edges[exchange][index] for exchange, index in enumerate(chosen) if index >= 0]
-        assert all(any(way in edges for edges in taken) for way in must)
-        assert len(taken) == min(len(must), 1 + (len({target for _, target in must}) < len(must)))
-        between += sum(any(source != target for source, target in edges) for edges in taken)
+        made = [(s, op.kind, plan.part(s, op.chunk)) for s, row in enumerate(plan.table) for op in row[tick]]
+        sent = [each for each in made if each[1] != "W" and each[2] != end[each[1]]]
+        for result, kinds in enumerate(("F", "B") if plan.pairs else ("FB",)):
+            must = [(s, plan.stage_of(p + (1 if kind == "F" else -1))) for s, kind, p in sent if kind in kinds]
+            found = [(exchange, index) for exchange, index in enumerate(chosen) if index >= 0]
+            taken = [ticks.edges[exchange][index] for exchange, index in found if ticks.sent[exchange] == result]
+            assert all(any(way in edges for edges in taken) for way in must)
+            assert len(taken) == min(len(must), 1 + (len({target for _, target in must}) < len(must)))
+            between += sum(any(source != target for source, target in edges) for edges in taken)
     assert ticks.exchanges == between  # a stage that hands over to itself sends nothing
     if name == "1f1b":  # one after another, each stage sends on what the next takes at once
         assert len(ticks.edges) == 1
