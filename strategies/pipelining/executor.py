@@ -113,11 +113,11 @@ class Executor:
     def _tick(self, carry: Carry, row: Row) -> tuple[Carry, None]:
         turn, shared = row
         turns = {"F": self._turn_forward, "B": self._turn_backward, "FB": self._turn_pair, "W": self._turn_weights}
-        for index, kind in enumerate(KINDS):
-            # Of the first stage. Others may have more pairs, for which they have fewer passes alone.
-            times = (self.ticks.turns.kind[:, 0] == index).sum()
-            if kind and times:
-                carry = self._run_if(turn.kind == index, times, turns[kind], carry, row)
+        for kind, work in turns.items():
+            of_kind = self.ticks.turns.kind == KINDS.index(kind)
+            if of_kind.any():
+                # The first stage has the fewest pairs, and so the most passes alone.
+                carry = self._run_if(turn.kind == KINDS.index(kind), of_kind[:, 0].sum(), work, carry, row)
         of_all = self.ticks.shared
         for ends, taken in self._ends:
             carry = self._run_if(taken(shared), taken(of_all).sum(), partial(self._run_model_ends, ends), carry, row)

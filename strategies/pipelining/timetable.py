@@ -130,7 +130,8 @@ class Ticks:
         sent = tuple(result for result, (_, _, found) in enumerate(grouped) for _ in found)
 
         forward, backward = (Pass(*np.zeros((3, *shape), np.int32)) for _ in range(2))
-        turns = Turn(np.zeros(shape, np.int32), forward, backward, *np.full((2, *shape), depth, np.int32), recv_dst)
+        embed_dst, loss_grad_dst = np.full((2, *shape), depth, np.int32)
+        turns = Turn(np.zeros(shape, np.int32), forward, backward, embed_dst, loss_grad_dst, recv_dst)
         for kind, ticks in at.items():
             cells, taken = (ticks, stages), forward if kind == "F" else backward
             turns.kind[cells] += KINDS.index(kind)
