@@ -289,7 +289,7 @@ class Cost:
         whatever the times of the passes. With ZB-H1 stages are idle for (S-1) (F+B-W) and work for M (F+B+W) (Qi et al.
         2023, table 2): they idle a third as long as with 1F1B without recomputation, and longer with it.
         """
-        return self.plan.order.bubble(self.passes)
+        return self.plan.schedule.bubble(self.passes)
 
     @property
     def lockstep_bubble(self) -> float:

@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Literal, NamedTuple, get_args
 
 Kind = Literal["F", "B", "W"]
@@ -216,8 +216,15 @@ class Schedule:
         return max(start + self.duration(op, costs) for (_, op), start in starts.items())
 
     def bubble(self, costs: PassTimes = EQUAL) -> float:
-        """The fraction of time that a stage is idle, if stages wait only for results that they need."""
-        return 1 - self.microbatches * sum(costs) / self.makespan(costs)
+        """The fraction of time that a stage is idle, if stages wait only for results that they need.
+
+        It is cached by the costs' proportions.
+        """
+        return self._bubble(PassTimes(*(cost / sum(costs) for cost in costs)))
+
+    @cached_property
+    def _bubble(self) -> Callable[[PassTimes], float]:
+        return cache(lambda costs: 1 - self.microbatches * sum(costs) / self.makespan(costs))
 
     def lockstep_bubble(self, costs: PassTimes = EQUAL) -> float:
         """The fraction of time lost if each tick lasts as long as its longest operation."""

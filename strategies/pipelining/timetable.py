@@ -5,7 +5,7 @@ content has been used. The buffer of arrivals has one extra slot, the last, that
 """
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import pairwise
@@ -15,7 +15,7 @@ import numpy as np
 
 from strategies.config import PipelineSchedule
 from strategies.pipelining.orders import stage_schedule
-from strategies.pipelining.schedules import Kind, PassTimes, Schedule
+from strategies.pipelining.schedules import Kind, Schedule
 
 KINDS = ("", "F", "B", "FB", "W")
 """Kinds of a turn's operations, by their number in the arrays; the number of a pair is the sum of both."""
@@ -189,17 +189,6 @@ class Sends(NamedTuple):
     ticks: np.ndarray
     slots: np.ndarray
 
-    def by_exchange(
-        self, chosen: np.ndarray, edges: Sequence[Sequence[Edges]]
-    ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Yield exchange of a tick, ticks and slots: each is sent in the first exchange that contains its edge."""
-        left = np.ones(len(self.ticks), bool)
-        for exchange, different in enumerate(edges):
-            contains = np.array([*(self.edge in each for each in different), False])  # the last one for no exchange
-            sent = left & contains[chosen[self.ticks, exchange]]
-            yield exchange, self.ticks[sent], self.slots[sent]
-            left &= ~sent
-
 
 def together(*microbatches: np.ndarray) -> tuple[np.ndarray, tuple[Ends, ...]]:
     """For each tick, the index of its combination of `Ends`, or -1; and the distinct combinations.
@@ -214,25 +203,24 @@ def together(*microbatches: np.ndarray) -> tuple[np.ndarray, tuple[Ends, ...]]:
 def exchanged(
     sends: Sequence[Sends], nobody: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, tuple[tuple[Edges, ...], ...]]:
-    """The exchanges that send something, by tick, as `group_exchanges`; the slots where it arrives [ticks, stages,
+    """The exchanges that send something: by tick, as `group_exchanges`; the slots where it arrives [ticks, stages,
     exchanges]; and the permutes. `nobody` has for each tick and stage the slot that no stage reads.
     """
     ticks, stages = nobody.shape
-    chosen, edges = group_exchanges(sent_edges(sends, ticks), stages)
-    recv_dst = np.repeat(nobody[..., None], len(edges), -1)
-    for each in sends:
-        for exchange, at, taken in each.by_exchange(chosen, edges):
-            recv_dst[at, each.edge[1], exchange] = taken
-    return chosen, recv_dst, edges
-
-
-def sent_edges(sends: Iterable[Sends], ticks: int) -> list[set[Edge]]:
-    """For each tick, the edges of its sends."""
-    edges: list[set[Edge]] = [set() for _ in range(ticks)]
+    edges_of: list[set[Edge]] = [set() for _ in range(ticks)]
     for each in sends:
         for tick in each.ticks.tolist():
-            edges[tick].add(each.edge)
-    return edges
+            edges_of[tick].add(each.edge)
+    chosen, edges = group_exchanges(edges_of, stages)
+    recv_dst = np.repeat(nobody[..., None], len(edges), -1)
+    for each in sends:
+        left = np.ones(len(each.ticks), bool)
+        for exchange, different in enumerate(edges):  # the first one that contains the edge
+            contains = np.array([*(each.edge in one for one in different), False])  # the last one for no exchange
+            sent = left & contains[chosen[each.ticks, exchange]]
+            recv_dst[each.ticks[sent], each.edge[1], exchange] = each.slots[sent]
+            left &= ~sent
+    return chosen, recv_dst, edges
 
 
 def group_exchanges(sent: Sequence[set[Edge]], stages: int) -> tuple[np.ndarray, tuple[tuple[Edges, ...], ...]]:
@@ -245,15 +233,14 @@ def group_exchanges(sent: Sequence[set[Edge]], stages: int) -> tuple[np.ndarray,
     >>> group_exchanges([{(0, 1)}, {(1, 2), (1, 0)}, {(0, 1), (2, 1)}], 3)[1]
     ((((0, 1), (1, 2)),), (((1, 0), (2, 1)),))
     """
-    rounds = {frozenset(edges): _rounds(edges, stages) for edges in sent}
+    onward = {edge for edges in sent for edge in edges if (edge[0] + 1) % stages == edge[1]}
+    rounds = {frozenset(edges): [edges] if one_each(edges) else [edges & onward, edges - onward] for edges in sent}
     columns = max(map(len, rounds.values()), default=0)
     found: list[list[set[Edge]]] = [[] for _ in range(columns)]
     rows: dict[frozenset[Edge], list[int]] = {}
     for edges, each in rounds.items():
         rows[edges] = [-1] * columns
-        for column, pairs in enumerate(each):
-            if not pairs:
-                continue
+        for column, pairs in ((column, pairs) for column, pairs in enumerate(each) if pairs):
             alike = (i for i, others in enumerate(found[column]) if is_local(others) == is_local(pairs))
             index = next((i for i in alike if one_each(found[column][i] | pairs)), len(found[column]))
             if index == len(found[column]):
@@ -262,12 +249,6 @@ def group_exchanges(sent: Sequence[set[Edge]], stages: int) -> tuple[np.ndarray,
             rows[edges][column] = index
     chosen = np.array([rows[frozenset(edges)] for edges in sent], np.int32).reshape(len(sent), columns)
     return chosen, tuple(tuple(tuple(sorted(edges)) for edges in column) for column in found)
-
-
-def _rounds(edges: set[Edge], stages: int) -> list[set[Edge]]:
-    """The exchanges of a tick."""
-    onward = {(source, target) for source, target in edges if (source + 1) % stages == target}
-    return [edges] if one_each(edges) else [onward, edges - onward]
 
 
 def is_local(edges: Iterable[Edge]) -> bool:
@@ -302,7 +283,7 @@ def slots(stages: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> tuple[np.
 
 @dataclass(frozen=True)
 class Order:
-    """A schedule, with cached results that are slow to compute."""
+    """A schedule, with its ticks, which are slow to compute."""
 
     schedule: Schedule
 
@@ -310,14 +291,6 @@ class Order:
     def ticks(self) -> Ticks:
         """The schedule tick by tick."""
         return Ticks.of(self.schedule)
-
-    @cached_property
-    def _bubble(self) -> Callable[[PassTimes], float]:
-        return cache(self.schedule.bubble)
-
-    def bubble(self, costs: PassTimes) -> float:
-        """The fraction of time that a stage is idle (`Schedule.bubble`), cached by the costs' proportions."""
-        return self._bubble(PassTimes(*(cost / sum(costs) for cost in costs)))
 
 
 @cache

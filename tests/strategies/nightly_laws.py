@@ -71,6 +71,7 @@ MIXTURES = [
     Case("three_d", "pipeline=2,expert=2", ALL_KEPT, {**MB4, "dispatch": "all_to_all"}),
     Case("three_d", "pipeline=3,expert=2", ALL_KEPT, {**MB4, "dispatch": "all_to_all", "schedule": "zb-h1"}),
     Case("three_d", "pipeline=3,expert=2", ALL_KEPT, {**MB4, "schedule": "zb-h1"}),
+    Case("three_d", "pipeline=2,expert=2", ALL_KEPT, {**MB4, "dispatch": "all_to_all", "schedule": "dualpipe-v"}),
     Case("expert", "data=2,expert=4", FORCED, {"remat": "full"}),
     Case("context", "context=2", FORCED),
     Case("three_d", "fsdp=2,expert=2,tensor=2", FORCED, {"microbatches": 2}),
