@@ -1,6 +1,7 @@
 """Topologies of devices that need not be present: steps are compiled for them ahead of time and never run."""
 
 import functools
+import importlib
 import math
 import os
 import re
@@ -11,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from benchmarks.devices.chips import CHIPS, GPU_KINDS, GPU_TARGET, GPUS, Chip
+from strategies.backends.backend import private
 from strategies.mesh import Devices
 from strategies.names import did_you_mean
 
@@ -196,6 +198,7 @@ def _devices(topology: Topology) -> Devices:
         if topology.kind == "v4":
             arguments["chip_config_name"] = "megacore"  # both cores of a chip form one device, as in JAX
     else:
+        widen_attention(topology.kind)
         hosts, gpus = topology.shape
         shape = f"1x{hosts}x{gpus}"
         target = GPU_TARGET.format(memory_bytes=chip.memory_bytes, **GPUS[topology.kind])
@@ -209,6 +212,18 @@ def _devices(topology: Topology) -> Devices:
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, terminated if terminated is not None else signal.SIG_DFL)
+
+
+def widen_attention(kind: str) -> None:
+    """Let cuDNN's attention be as wide as GPUs of a kind allow: JAX 0.10 to 0.12 asks a GPU of this process.
+
+    Where there is none it refuses heads of more than 128 features, and values narrower than keys.
+    """
+    name = "jax._src.cudnn.fused_attention_stablehlo"
+    gpu, module = GPUS[kind], importlib.import_module(name)
+    private(name, "check_compute_capability")
+    able = int(gpu["compute_capability"]), int(gpu["compute_capability_minor"])
+    vars(module)["check_compute_capability"] = lambda least: able >= tuple(map(int, least.split(".")))
 
 
 def _meant(text: str) -> str:

@@ -43,13 +43,14 @@ def _of_matmul(instruction: Instruction, computation: Computation, contracted: S
     return 2 * math.prod(dims(instruction.shape)) * math.prod(lhs[dim] for dim in contracted)
 
 
-def _of_cudnn(kernel: Instruction, computation: Computation, *, matmuls: int) -> int:
-    """FLOPs of a kernel of cuDNN's attention."""
+def _of_cudnn(kernel: Instruction, computation: Computation, *, keys: int, values: int) -> int:
+    """FLOPs of a kernel of cuDNN's attention: `keys` and `values` are matmuls of their width."""
     config = "cudnn_fmha_backend_config"
     mask = _field(kernel, config, "mask_type")
     tokens = int(_field(kernel, config, "intermediate_tensor_shape", "dimensions")[-1])
     window = int(kernel.configured(config, "sliding_window_length") or 0)
-    row = matmuls * 2 * math.prod(dims(computation.operand(kernel, 0).shape))
+    (*queries, wide), (*_, narrow) = (dims(computation.operand(kernel, index).shape) for index in (0, 2))
+    row = 2 * math.prod(queries) * (keys * wide + values * narrow)
     if window and (reach := Reach(window)).skips(tokens):
         return row * reach.computed_keys(tokens)
     if tokens % 2 or mask == "NO_MASK":
@@ -125,8 +126,8 @@ MATMULS: Mapping[str, Count] = {"dot": _of_dot, "convolution": _of_convolution}
 """How each opcode that multiplies matrices is counted."""
 KERNELS: Mapping[str, Count] = {
     **dict.fromkeys(("__cublas$gemm", "__cublas$lt$matmul", "__cublas$lt$matmul$f8"), _of_cublas),
-    "__cudnn$fmhaSoftmax": partial(_of_cudnn, matmuls=2),
-    "__cudnn$fmhaSoftmaxBackward": partial(_of_cudnn, matmuls=5),
+    "__cudnn$fmhaSoftmax": partial(_of_cudnn, keys=1, values=1),
+    "__cudnn$fmhaSoftmaxBackward": partial(_of_cudnn, keys=3, values=2),
     "tpu_custom_call": _of_pallas,
     "__gpu$xla.gpu.triton": _of_triton,
 }

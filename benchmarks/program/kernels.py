@@ -81,7 +81,9 @@ def _kernels(module: Module, memory: MemoryTraffic, computation: Computation, ti
             for name in each.computations("to_apply") or each.computations("branch_computations"):
                 yield from _kernels(module, memory, module.computations[name], times)
         elif not ({each.opcode, each.target} & FREE or each.opcode.endswith(("-done", "-update"))):
-            epilogue = str(each.configured("gemm_backend_config", "epilogue") or "") if each.target else ""
+            # The configuration of a Triton kernel is no JSON.
+            of_library = "cublas" in each.target
+            epilogue = str(each.configured("gemm_backend_config", "epilogue") or "") if of_library else ""
             moved = memory.bytes_moved(each, computation)
             yield Kernel(each.name, kind_of(module, each), times, moved, epilogue)
 

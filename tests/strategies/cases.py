@@ -14,7 +14,6 @@ from tests.strategies.models import (
     COPIED_LEAD,
     CROWDED_SHALLOW,
     DEEPSEEK,
-    DEEPSEEK_MTP,
     FORCED,
     GATED,
     GPT_OSS,
@@ -25,6 +24,7 @@ from tests.strategies.models import (
     NARROW,
     ODD,
     SHORT_LEAD,
+    SPARSE_MTP,
     UNTIED,
     WINDOWED,
 )
@@ -83,7 +83,7 @@ DAILY = [
     # Multi-token prediction: its gathers, its ring, its parts on stages, and its router.
     Case("three_d", "fsdp=2,context=2,tensor=2", MTP, {"remat": "full", **SPLIT}),
     Case("three_d", "fsdp=2,pipeline=2,tensor=2", MTP, {"microbatches": 4}),
-    Case("pipeline", "pipeline=2", DEEPSEEK_MTP, ZB_H1),
+    Case("pipeline", "pipeline=2", SPARSE_MTP, ZB_H1),
     # Optimizers: matrices that are whole, dealt out, gathered, or whose Gram matrices are summed.
     Case("data", "data=8", CONFIG, {"optimizer": "sgd"}),
     Case("fsdp", "fsdp=8", CONFIG, MUON),

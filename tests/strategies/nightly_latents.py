@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tests.strategies.laws import ULYSSES, Case
+from tests.strategies.laws import ULYSSES, ZB_H1, Case
 from tests.strategies.models import DEEPSEEK, DEEPSEEK_MTP, LATENT, LATENT_KEYS, MTP
 
 OF_MTP = [
@@ -15,6 +15,7 @@ OF_MTP = [
     Case("context", "context=4", MTP, {"context_attention": "ring", "logits_bytes": 2**14}),
     Case("expert", "expert=4", DEEPSEEK_MTP, {"dispatch": "all_gather"}),
     Case("pipeline", "pipeline=2", replace(MTP, tied=True), {"microbatches": 4, "schedule": "1f1b"}),
+    Case("pipeline", "pipeline=2", DEEPSEEK_MTP, ZB_H1),
     Case("three_d", "pipeline=2,expert=2,tensor=2", DEEPSEEK_MTP, {"microbatches": 4}),
     Case("three_d", "fsdp=2,expert=2", DEEPSEEK_MTP, {"dtype": "float16", "halves": "on"}),
     Case("zero1", "data=4", MTP, {"dtype": "bfloat16", "master": "float32"}),

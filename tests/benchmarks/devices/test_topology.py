@@ -1,5 +1,6 @@
 """Topologies are parsed, printed, described and refused."""
 
+import importlib
 import re
 
 import pytest
@@ -121,3 +122,13 @@ def test_virtual_devices_are_those_of_jax():
 def test_hosts_are_of_gpus_and_cpus(text, hosts):
     """The first of two extents; a torus has no hosts whose links would end there."""
     assert Topology.parse(text).hosts == hosts
+
+
+def test_attention_for_absent_gpus_is_as_wide_as_they_allow(monkeypatch):
+    """cuDNN's attention asks an attached GPU how wide heads may be; for an absent one its kind answers."""
+    attention = importlib.import_module("jax._src.cudnn.fused_attention_stablehlo")
+    monkeypatch.setattr(attention, "check_compute_capability", attention.check_compute_capability)
+    assert not attention.check_compute_capability("9.0")  # none is attached
+    for kind, able in (("a100_80gb", False), ("h100", True), ("b200", True)):
+        module.widen_attention(kind)
+        assert (attention.check_compute_capability("8.0"), attention.check_compute_capability("9.0")) == (True, able)

@@ -82,6 +82,18 @@ def test_matmuls_of_libraries_count() -> None:
     assert read_program(entry(*lines), MESH).flops == MATMUL + (2 + 5) * 2 * 8 * (2 * 128 * 128 * 32) * 3 / 4
 
 
+def test_attention_of_cudnn_counts_values_narrower_than_keys() -> None:
+    """With values of 16 features and keys of 32, forward one matmul of each; backward three of keys, two of values."""
+    lines = (
+        "%q = bf16[2,128,8,32]{3,1,2,0} parameter(1)",
+        "%v = bf16[2,128,8,16]{3,1,2,0} parameter(2)",
+        f"%f = (bf16[2,8,128,16], f32[2,8,128]) custom-call(%q, %q, %v), {attention('fmhaSoftmax')}",
+        f"%b = (bf16[2,8,128,32]) custom-call(%q, %q, %v, %f), {attention('fmhaSoftmaxBackward')}",
+    )
+    features = (32 + 16) + (3 * 32 + 2 * 16)
+    assert read_program(entry(*lines), MESH).flops == features * 2 * 8 * (2 * 128 * 128) * 3 / 4
+
+
 def attention(kernel: str, **fields: Any) -> str:
     """The attributes of a call of cuDNN's attention to 128 keys; `fields` of its configuration, None for none."""
     config = {"intermediate_tensor_shape": {"dimensions": ["2", "8", "128", "128"]}, "mask_type": "CAUSAL", **fields}

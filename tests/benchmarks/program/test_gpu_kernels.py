@@ -13,6 +13,7 @@ from tests.benchmarks.program.programs import entry
 LAYERS = 2
 CONFIG = """backend_config={"gemm_backend_config":{"epilogue":"BIAS","dot_dimension_numbers":
 {"lhs_contracting_dimensions":["1"]}}}""".replace("\n", "")
+TRITON = 'backend_config={debug = false, grid_x = 8 : i32, name = "grouped_matmul_384"}'
 
 
 def test_kernels_are_of_a_kind() -> None:
@@ -24,6 +25,7 @@ def test_kernels_are_of_a_kind() -> None:
         "%c = f32[8,8] copy(%b)",
         "%d = f32[8,8] add(%c, %c)",
         "%e = f32[8,8] fusion(%d), kind=kLoop, calls=%squared",
+        f'%f = f32[8,8] custom-call(%e), custom_call_target="__gpu$xla.gpu.triton", {TRITON}',
         before=f"%squared (q: f32[8,8]) -> f32[8,8] {{\n  %q = f32[8,8] parameter(0)\n"
         f"  ROOT %s = f32[8,8] multiply(%q, %q), {scope}\n}}\n\n",
     )
@@ -33,6 +35,7 @@ def test_kernels_are_of_a_kind() -> None:
         ("c", "copy", ""),
         ("d", "pass", ""),
         ("e", "optimizer", ""),
+        ("f", "matmul", ""),
     ]
     assert totals(kernels)["copy"] == (1, 2 * 4 * 64)
     assert pass_bytes(kernels) == (2 + 3 + 2) * 4 * 64
