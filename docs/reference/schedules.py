@@ -79,7 +79,7 @@ Their stages are programs of their own, without lockstep.
   ([#773](https://github.com/pytorch/torchtitan/issues/773)).
 
 A V's orders are those of `ScheduleZBVZeroBubble` and `ScheduleDualPipeV` of torch 2.13, operation by operation. There
-DualPipe-V defers the weight gradients of the last microbatches; in lockstep that gains nothing, and here it does not.
+DualPipe-V defers weight gradients of the last microbatches. In lockstep that gains nothing, so none are deferred here.
 """
 
 

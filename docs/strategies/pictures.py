@@ -338,13 +338,15 @@ def draw_schedule(drawn: Picture, schedule: Schedule) -> None:
     drawn.y += 8
     for stage, row in enumerate(schedule.table):
         drawn.text(MARGIN, drawn.y + 12, f"stage {stage}", 10, GREY)
-        for tick, op in ((tick, op) for tick, op in enumerate(row) if op):
-            x, colour = left + tick * width, tint(PASS_COLOURS[op.kind], 0.5 if op.chunk else 1)
-            drawn.rect(x, drawn.y, 0.93 * width, CELL - 1, colour)
-            if width > 11:
-                drawn.text(x + 0.465 * width, drawn.y + 12, str(op.microbatch), 10, ha="center")
+        for tick, cell in enumerate(row):
+            for place, op in enumerate(cell):  # a pair shares the width of its tick
+                wide = width / len(cell)
+                x, colour = left + tick * width + place * wide, tint(PASS_COLOURS[op.kind], 0.5 if op.chunk else 1)
+                drawn.rect(x, drawn.y, 0.93 * wide, CELL - 1, colour)
+                if wide > 11:
+                    drawn.text(x + 0.465 * wide, drawn.y + 12, str(op.microbatch), 10, ha="center")
         drawn.y += CELL
-    done = {op.kind for row in schedule.table for op in row if op}
+    done = {op.kind for row in schedule.table for cell in row for op in cell}
     for place, kind in enumerate(kind for kind in PASSES if kind in done):
         drawn.rect(left + 80 * place, drawn.y + 5, 12, 10, PASS_COLOURS[kind])
         drawn.text(left + 80 * place + 17, drawn.y + 14, PASSES[kind], 10, GREY)
