@@ -179,10 +179,10 @@ def test_bad_input_is_refused_in_a_line(
     ("stdin", "words"),
     [
         ("nothing", "stdin is cut short or not JSON"),
-        (SCHEDULE | {"stages": [[None]]}, "in which nothing is done"),
-        (SCHEDULE | {"stages": [[None], [None, None]]}, "stages have 1 to 2 ticks"),
-        (SCHEDULE | {"stages": [[{"kind": "F", "microbatch": 0, "chunk": 1}]]}, "of chunk 1, and `chunks` is 1"),
-        (SCHEDULE | {"stages": [[None] * 2000]}, "1 stages of 2000 ticks cannot be drawn; 1400 of each at most"),
+        (SCHEDULE | {"stages": [[[]]]}, "in which nothing is done"),
+        (SCHEDULE | {"stages": [[[]], [[], []]]}, "stages have 1 to 2 ticks"),
+        (SCHEDULE | {"stages": [[[{"kind": "F", "microbatch": 0, "chunk": 1}]]]}, "of chunk 1, and `chunks` is 1"),
+        (SCHEDULE | {"stages": [[[]] * 2000]}, "1 stages of 2000 ticks cannot be drawn; 1400 of each at most"),
     ],
     ids=str,
 )

@@ -45,7 +45,7 @@ def end_with_parent() -> None:
     threading.Thread(target=_watch, args=(int(parent),), daemon=True).start()
 
 
-def start_forked() -> None:
+def start_forked(parent: int) -> None:
     """Start a process that this program has forked: it ends with its parent, which handles Ctrl-C and SIGTERM.
 
     It lives for seconds, so garbage is not collected.
@@ -53,7 +53,7 @@ def start_forked() -> None:
     gc.disable()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    os.environ[PARENT] = str(os.getppid())
+    os.environ[PARENT] = str(parent)
     end_with_parent()
 
 

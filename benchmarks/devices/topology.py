@@ -1,7 +1,6 @@
 """Topologies of devices that need not be present: steps are compiled for them ahead of time and never run."""
 
 import functools
-import importlib
 import math
 import os
 import re
@@ -12,7 +11,6 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from benchmarks.devices.chips import CHIPS, GPU_KINDS, GPU_TARGET, GPUS, Chip
-from strategies.backends.backend import private
 from strategies.mesh import Devices
 from strategies.names import did_you_mean
 
@@ -119,6 +117,8 @@ class Topology:
 
     def devices(self) -> Devices:
         """Devices to compile for, in the topology's order. Virtual devices exist only after `prepare`."""
+        if self.platform == "cuda":
+            widen_attention(self.kind)
         return _devices(self)
 
     def prepare(self) -> None:
@@ -198,7 +198,6 @@ def _devices(topology: Topology) -> Devices:
         if topology.kind == "v4":
             arguments["chip_config_name"] = "megacore"  # both cores of a chip form one device, as in JAX
     else:
-        widen_attention(topology.kind)
         hosts, gpus = topology.shape
         shape = f"1x{hosts}x{gpus}"
         target = GPU_TARGET.format(memory_bytes=chip.memory_bytes, **GPUS[topology.kind])
@@ -219,11 +218,12 @@ def widen_attention(kind: str) -> None:
 
     Where there is none it refuses heads of more than 128 features, and values narrower than keys.
     """
-    name = "jax._src.cudnn.fused_attention_stablehlo"
-    gpu, module = GPUS[kind], importlib.import_module(name)
-    private(name, "check_compute_capability")
+    from strategies.backends.backend import private  # late: reading a topology needs no JAX
+
+    gpu, attention = GPUS[kind], private("jax._src.cudnn", "fused_attention_stablehlo")
+    private(attention, "check_compute_capability")
     able = int(gpu["compute_capability"]), int(gpu["compute_capability_minor"])
-    vars(module)["check_compute_capability"] = lambda least: able >= tuple(map(int, least.split(".")))
+    vars(attention)["check_compute_capability"] = lambda least: able >= tuple(map(int, least.split(".")))
 
 
 def _meant(text: str) -> str:

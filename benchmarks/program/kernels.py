@@ -81,7 +81,7 @@ def _kernels(module: Module, memory: MemoryTraffic, computation: Computation, ti
             for name in each.computations("to_apply") or each.computations("branch_computations"):
                 yield from _kernels(module, memory, module.computations[name], times)
         elif not ({each.opcode, each.target} & FREE or each.opcode.endswith(("-done", "-update"))):
-            # The configuration of a Triton kernel is no JSON.
+            # A Triton kernel's configuration is not JSON.
             of_library = "cublas" in each.target
             epilogue = str(each.configured("gemm_backend_config", "epilogue") or "") if of_library else ""
             moved = memory.bytes_moved(each, computation)

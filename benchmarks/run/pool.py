@@ -4,10 +4,13 @@
 If it dies, only its own task is lost.
 """
 
+import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -25,7 +28,7 @@ Answer = TypeVar("Answer")
 CHUNK_TASKS = 64
 """Short tasks that a process takes at a time."""
 MANY_TASKS = 2000
-"""So many are shared by several processes."""
+"""Fewest short tasks for which processes are started."""
 LOG_SECONDS = 5
 PROGRAM = "benchmarks.run.pool"
 
@@ -69,22 +72,27 @@ def run_in_processes(
 def mapped(work: Callable[[Task], Answer], tasks: Sequence[Task], at_once: int) -> Iterator[Answer]:
     """Yield the results of short tasks in order. On Linux `at_once` processes share them if they are many.
 
-    The processes are forks of this one, because to import JAX takes seconds. So JAX must not have any threads yet,
+    The processes are forks of this one, because importing JAX takes seconds. So JAX must not have any threads yet,
     which it starts with its first device: a fork has their locks, but not the threads.
     """
-    last_log = time.monotonic()
+    count, last_log = 0, time.monotonic()
     with ExitStack() as stack:
         if at_once == 1 or len(tasks) < MANY_TASKS or sys.platform != "linux":
             answers = map(work, tasks)
         else:
-            pool = stack.enter_context(ProcessPoolExecutor(at_once, get_context("fork"), start_forked))
+            processes = min(at_once, math.ceil(len(tasks) / CHUNK_TASKS))
+            forks = ProcessPoolExecutor(processes, get_context("fork"), start_forked, (os.getpid(),))
+            pool = stack.enter_context(forks)
             stack.callback(pool.shutdown, cancel_futures=True)
             answers = pool.map(work, tasks, chunksize=CHUNK_TASKS)
-        for count, answer in enumerate(answers, start=1):
-            yield answer
-            if time.monotonic() > last_log + LOG_SECONDS:
-                last_log = time.monotonic()
-                log(f"{count:,} of {len(tasks):,} so far")
+        try:
+            for count, answer in enumerate(answers, start=1):
+                yield answer
+                if time.monotonic() > last_log + LOG_SECONDS:
+                    last_log = time.monotonic()
+                    log(f"{count:,} of {len(tasks):,} so far")
+        except BrokenProcessPool:  # one was killed, as for memory; this process does what is left
+            yield from map(work, tasks[count:])
 
 
 class Job(Generic[Task]):

@@ -60,7 +60,7 @@ def rows_of(result: Result) -> Iterator[dict[str, Any]]:
     for one in (*result.compiled, *result.measured):
         tried[one.candidate.case] |= one.columns
     for candidate in ranking.fitting:
-        case, known = candidate.case, {**candidate.formulas}
+        case, known = candidate.case, dict(candidate.formulas)
         if result.predicted:
             known |= candidate.predictions | {"rank": ranking.ranks[case]}
             known |= {"waits_for": dict(candidate.limits)} if case in best else {}

@@ -41,7 +41,7 @@ class Candidate:
     machine: Machine
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what is large and can be computed again: other processes send thousands of candidates."""
+        """Omit `cost` and `timeline`, which are large; the receiver recomputes them."""
         return {name: value for name, value in vars(self).items() if name not in ("cost", "timeline")}
 
     @cached_property

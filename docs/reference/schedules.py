@@ -24,7 +24,7 @@ Written by `python docs/reference/schedules.py`. `--option schedule=...` orders 
 [pipeline](../strategies/pipeline.md) stages. This page compares them by formula, for {model}.
 
 One program runs all stages, and they exchange arrays at the end of each [tick](glossary.md#tick). So a tick lasts as
-long as the longest pass in it: the stages are in [lockstep](glossary.md#lockstep). A backward pass takes about twice
+long as on the busiest stage: the stages are in [lockstep](glossary.md#lockstep). A backward pass takes about twice
 as long as a forward pass. In 1F1B some stages run forward while others run backward, and the former wait. Three kinds
 of schedules lose less:
 
@@ -35,8 +35,8 @@ of schedules lose less:
   they need.
 - **Pairs** (`dualpipe-v`): a tick has a forward pass and a backward pass of another microbatch on all stages. One loop
   runs a layer of each, so the compiler can run compute of one alongside collectives of the other, such as the
-  all-to-alls of an `expert` axis ([measured as compiled](../experiments/2026-11-29-fused-pairs.md)). S stages idle for
-  (S - 1) (F/2 + B), where B includes weight gradients, at any number of microbatches from 2 S.
+  all-to-alls of an `expert` axis ([measured as compiled](../experiments/2026-11-29-fused-pairs.md)). In lockstep S
+  stages lose (S - 1) (F/2 + B), where B includes weight gradients, at any number of microbatches from 2 S.
 - **Equal passes** (`zb-h1`, `zb-v`): the backward pass is split into gradients of inputs and of weights, which take
   about as long as a forward pass. The longer the sequence, the more they differ, and with `remat=full` they differ
   most.
@@ -55,11 +55,12 @@ sends the residual stream of a microbatch to a neighbour.
 
 - By default, `1f1b` holds least. If its memory leaves room, `eager-1f1b` is faster with nothing else changed.
 - With `remat=dots` and no long sequences, `zb-v` loses least for the microbatches that it holds. It needs two layers
-  a stage.
+  a stage. With many microbatches `dualpipe-v` loses as little in a third less memory.
 - With `remat=full` or long sequences, `eager-zb` loses least, and `dualpipe-v` least for the microbatches that it
   holds, if there are many. It needs at least two microbatches for each stage, and a number of layers that its parts
   divide, or else its two passes run one after the other.
-- With experts on an `expert` axis, `dualpipe-v` hides most of their all-to-alls.
+- With experts on an `expert` axis, `dualpipe-v` runs most of their all-to-alls alongside matmuls on H100s, and about a
+  third on v5p, as compiled.
 - `interleaved` loses less than `1f1b`, but in lockstep more than the others.
 
 `--option schedule=auto` takes the one that loses least in lockstep, of those that hold fewer than two microbatches for
@@ -78,8 +79,8 @@ Their stages are programs of their own, without lockstep.
 - torchtitan: interleaved zero bubble was a tenth as fast as interleaved 1F1B with recomputation on 512 GPUs
   ([#773](https://github.com/pytorch/torchtitan/issues/773)).
 
-A V's orders are those of `ScheduleZBVZeroBubble` and `ScheduleDualPipeV` of torch 2.13, operation by operation. There
-DualPipe-V defers weight gradients of the last microbatches. In lockstep that gains nothing, so none are deferred here.
+A V's orders are those of `ScheduleZBVZeroBubble` and `ScheduleDualPipeV` of torch 2.13. torch's DualPipe-V also defers
+weight gradients of the last microbatches; in lockstep that gains nothing, so none are deferred here.
 """
 
 

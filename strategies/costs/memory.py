@@ -180,7 +180,8 @@ def stage_bytes(plan: Plan) -> int:
     """Bytes of a pipeline stage's buffers, without residuals.
 
     They hold inputs and gradients that have arrived, one slot to send (with pairs two) and one that no stage reads;
-    with zb-h1 also what the second halves of backward passes need.
+    if backward passes are split also what their
+    second halves need.
     """
     train, depths = plan.train, plan.ticks.depths
     arrived = (depths.arrived + 2 + plan.schedule.pairs) * plan.own_residual // train.microbatches

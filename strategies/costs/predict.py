@@ -293,7 +293,7 @@ class Cost:
 
     @property
     def lockstep_bubble(self) -> float:
-        """The fraction of time lost in addition to `bubble` if each tick lasts as long as its longest pass.
+        """The fraction of time lost in addition to `bubble` if each tick lasts as long as on the busiest stage.
 
         An SPMD pipeline runs in lockstep, because all stages exchange arrays at the end of a tick.
         """

@@ -116,7 +116,7 @@ class Executor:
         for kind, work in turns.items():
             of_kind = self.ticks.turns.kind == KINDS.index(kind)
             if of_kind.any():
-                # The first stage has the fewest pairs, and so the most passes alone.
+                # Replays follow the first stage, which has the fewest pairs, so that overlap is not overstated.
                 carry = self._run_if(turn.kind == KINDS.index(kind), of_kind[:, 0].sum(), work, carry, row)
         of_all = self.ticks.shared
         for ends, taken in self._ends:

@@ -191,7 +191,7 @@ class Schedule:
         return Counter(frozenset(tuple(op.kind for op in cell) for cell in column if cell) for column in columns)
 
     def lockstep(self, costs: PassTimes = EQUAL) -> float:
-        """Time from the first start to the last end, if each tick lasts as long as on the stage that works longest."""
+        """Time from the first start to the last end, if each tick lasts as long as on the busiest stage."""
         seconds: Mapping[Kind, float] = {kind: self.duration(Op(kind, 0), costs) for kind in get_args(Kind)}
 
         def longest(cells: frozenset[tuple[Kind, ...]]) -> float:
@@ -227,7 +227,7 @@ class Schedule:
         return cache(lambda costs: 1 - self.microbatches * sum(costs) / self.makespan(costs))
 
     def lockstep_bubble(self, costs: PassTimes = EQUAL) -> float:
-        """The fraction of time lost if each tick lasts as long as its longest operation."""
+        """The fraction of time lost if each tick lasts as long as on the busiest stage."""
         return 1 - self.makespan(costs) / self.lockstep(costs)
 
     def in_flight(self, stage: int) -> int:

@@ -94,8 +94,7 @@ class Ticks:
     Attributes:
         ends: the distinct combinations of work on embedding and head.
         edges: for each exchange at the end of a tick, the distinct permutes.
-        sent: for each exchange, which of a turn's results it sends: the latest (0), or if there are pairs that of the
-            forward (0) or of the backward pass (1).
+        sent: for each exchange, the index in `Carry.made` (executor.py) of the array that it sends.
     """
 
     turns: Turn

@@ -61,7 +61,7 @@ LATENT_KEYS = dataclasses.replace(LATENT, query_rank=None)
 # Multi-token prediction: with a table of its own, and of a mixture like DeepSeek's.
 MTP = dataclasses.replace(GATED, layers=2, embed=48, vocab=131, tied=False, mtp_loss=0.3)
 DEEPSEEK_MTP = dataclasses.replace(DEEPSEEK, mtp_loss=0.3)
-# Without its dense layer, which is a third of the program of each stage.
+# Without what DEEPSEEK has under other strategies, because the programs of all stages are compiled.
 SPARSE_MTP = dataclasses.replace(DEEPSEEK_MTP, layers=2, dense_layers=0, shared_mlp=None, query_rank=None)
 
 # Mixtures of experts: some drop tokens, some have losses of the router, biases, groups, or choices that are forced.

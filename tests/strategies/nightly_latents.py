@@ -15,6 +15,7 @@ OF_MTP = [
     Case("context", "context=4", MTP, {"context_attention": "ring", "logits_bytes": 2**14}),
     Case("expert", "expert=4", DEEPSEEK_MTP, {"dispatch": "all_gather"}),
     Case("pipeline", "pipeline=2", replace(MTP, tied=True), {"microbatches": 4, "schedule": "1f1b"}),
+    Case("pipeline", "pipeline=2", replace(MTP, layers=4), {"microbatches": 4, "schedule": "dualpipe-v"}),
     Case("pipeline", "pipeline=2", DEEPSEEK_MTP, ZB_H1),
     Case("three_d", "pipeline=2,expert=2,tensor=2", DEEPSEEK_MTP, {"microbatches": 4}),
     Case("three_d", "fsdp=2,expert=2", DEEPSEEK_MTP, {"dtype": "float16", "halves": "on"}),

@@ -197,6 +197,9 @@ GRID = [
     Case("pipeline", "pipeline=4", CONFIG, {"schedule": "eager-zb", "microbatches": 8}),
     Case("pipeline", "pipeline=2", FORCED, {"schedule": "eager-zb", "microbatches": 4}),
     Case("pipeline", "pipeline=2", FORCED, {"schedule": "dualpipe-v", "microbatches": 4}),
+    Case(
+        "three_d", "pipeline=2,expert=2,tensor=2", COPIED_LEAD, {"schedule": "dualpipe-v", "microbatches": 4, **SPLIT}
+    ),
     Case("three_d", "fsdp=2,pipeline=2,context=2", UNTIED, {"schedule": "zb-v", "microbatches": 4}),
     Case("three_d", "data=2,pipeline=2,tensor=2", CONFIG, {"schedule": "zb-v", "dtype": "bfloat16", "microbatches": 4}),
     Case("three_d", "pipeline=2,expert=2,tensor=2", COPIED_LEAD, {"schedule": "zb-v", "microbatches": 4, **SPLIT}),
