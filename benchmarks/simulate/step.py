@@ -1,9 +1,4 @@
-"""The predicted step: a pass through a layer is simulated, and the passes run on the stages of the pipeline.
-
-a100s = machine("a100_megatron")
-timeline = predict_seconds(predict("tensor", config, "tensor=8", train), a100s, Topology.parse("a100_80gb:1x8"))
-timeline.step_seconds, timeline.parts
-"""
+"""The predicted step: a pass through a layer is simulated, and the passes run on the stages of the pipeline."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
