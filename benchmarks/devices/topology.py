@@ -118,7 +118,9 @@ class Topology:
     def devices(self) -> Devices:
         """Devices to compile for, in the topology's order. Virtual devices exist only after `prepare`."""
         if self.platform == "cuda":
-            widen_attention(self.kind)
+            from strategies.model.attention.cudnn import answer_for  # late, as in `prepare`
+
+            answer_for(GPUS[self.kind]["compute_capability"], GPUS[self.kind]["compute_capability_minor"])
         return _devices(self)
 
     def prepare(self) -> None:
@@ -211,19 +213,6 @@ def _devices(topology: Topology) -> Devices:
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, terminated if terminated is not None else signal.SIG_DFL)
-
-
-def widen_attention(kind: str) -> None:
-    """Let cuDNN's attention be as wide as GPUs of a kind allow: JAX 0.10 to 0.12 asks a GPU of this process.
-
-    Where there is none it refuses heads of more than 128 features, and values narrower than keys.
-    """
-    from strategies.backends.backend import private  # late: reading a topology needs no JAX
-
-    gpu, attention = GPUS[kind], private("jax._src.cudnn", "fused_attention_stablehlo")
-    private(attention, "check_compute_capability")
-    able = int(gpu["compute_capability"]), int(gpu["compute_capability_minor"])
-    vars(attention)["check_compute_capability"] = lambda least: able >= tuple(map(int, least.split(".")))
 
 
 def _meant(text: str) -> str:

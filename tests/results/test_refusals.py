@@ -113,7 +113,7 @@ OTHER_FILES = [
     *rows(
         PICTURE,
         5,
-        (SCHEDULE | {"stages": [[None]]}, "a.json is a schedule in which nothing is done"),
+        (SCHEDULE | {"stages": [[[]]]}, "a.json is a schedule in which nothing is done"),
         (trace(), "is the trace of a step in which nothing happens"),
         (trace(SPAN), r"traceEvents\[0\] is in the lane 'compute', which no event before it names"),
         (trace(LANE, SPAN | {"dur": -1}), r"traceEvents\[1\]: dur is -1; it must be a number of at least 0"),

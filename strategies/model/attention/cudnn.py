@@ -9,6 +9,7 @@ whether the installed one has them.
 Dims: B batch, T query tokens, S key tokens, H query heads, J KV heads, K head dim.
 """
 
+import importlib
 import inspect
 from functools import cache, partial
 from typing import Any
@@ -17,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from strategies.backends.backend import private
 from strategies.model.attention.reach import Reach
 
 
@@ -94,3 +96,15 @@ def available() -> bool:
     except (ImportError, AttributeError, KeyError, TypeError, ValueError):
         return False
     return [each.shape for each in shapes] == [x_BHTK.shape] * 3
+
+
+def answer_for(major: int, minor: int) -> None:
+    """Let attention be as wide as absent GPUs of a compute capability allow: JAX asks an attached one.
+
+    Without any it refuses heads of more than 128 features, and values narrower than keys (JAX 0.10 to 0.12).
+    """
+    name = "jax._src.cudnn.fused_attention_stablehlo"
+    private(name, "check_compute_capability")
+    vars(importlib.import_module(name))["check_compute_capability"] = lambda least: (
+        (major, minor) >= tuple(map(int, least.split(".")))
+    )

@@ -125,9 +125,10 @@ def test_hosts_are_of_gpus_and_cpus(text, hosts):
 
 
 def test_attention_for_absent_gpus_is_as_wide_as_they_allow(monkeypatch):
-    """cuDNN's attention asks an attached GPU how wide heads may be; for an absent one its kind answers."""
+    """cuDNN's attention asks an attached GPU how wide heads may be; for absent ones their kind answers."""
     attention = importlib.import_module("jax._src.cudnn.fused_attention_stablehlo")
     monkeypatch.setattr(attention, "check_compute_capability", lambda least: False)
-    for kind, able in (("a100_80gb", False), ("h100", True), ("b200", True)):
-        module.widen_attention(kind)
+    monkeypatch.setattr(module, "_devices", lambda topology: ())
+    for kind, able in (("a100_80gb", False), ("h100", True), ("b200", True), ("a100_80gb", False)):
+        Topology(kind, (1, 8)).devices()
         assert (attention.check_compute_capability("8.0"), attention.check_compute_capability("9.0")) == (True, able)
