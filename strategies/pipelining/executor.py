@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Int
 
@@ -22,7 +23,7 @@ from strategies.model.layers import Extras, Leaves, Run, after, write_slot, zero
 from strategies.model.weights import Weights
 from strategies.pipelining.layer_backward import Passes, Slots
 from strategies.pipelining.schedules import Schedule
-from strategies.pipelining.timetable import KINDS, Edges, Ends, Shared, Ticks, Turn, is_local
+from strategies.pipelining.timetable import KINDS, Edges, Ends, Pass, Shared, Ticks, Turn, is_local
 from strategies.step import LossTerms
 
 Row = tuple[Turn, Shared]
@@ -106,12 +107,17 @@ class Executor:
             dblocks=jax.tree.map(_float32_zeros, self.blocks),
             dends=jax.tree.map(_float32_zeros, self.ends),
         )
-        turns = jax.tree.map(lambda column: jnp.asarray(column)[:, self.stage], self.ticks.turns)
+        turns = self.ticks.turns
+        if not self.schedule.pairs:  # only one of both has an operation, and the other has zeros
+            turns = turns._replace(forward=Pass(*map(np.add, turns.forward, turns.backward)), backward=None)
+        turns = jax.tree.map(lambda column: jnp.asarray(column)[:, self.stage], turns)
         carry, _ = lax.scan(self._tick, carry, (turns, Shared(*map(jnp.asarray, self.ticks.shared))))
         return carry.loss, lax.psum(carry.extras, "pipeline"), carry.dblocks, carry.dends
 
     def _tick(self, carry: Carry, row: Row) -> tuple[Carry, None]:
         turn, shared = row
+        turn = turn if turn.backward else turn._replace(backward=turn.forward)
+        row = turn, shared
         turns = {"F": self._turn_forward, "B": self._turn_backward, "FB": self._turn_pair, "W": self._turn_weights}
         for kind, work in turns.items():
             of_kind = self.ticks.turns.kind == KINDS.index(kind)
