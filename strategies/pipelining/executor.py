@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Int
 
@@ -23,7 +22,7 @@ from strategies.model.layers import Extras, Leaves, Run, after, write_slot, zero
 from strategies.model.weights import Weights
 from strategies.pipelining.layer_backward import Passes, Slots
 from strategies.pipelining.schedules import Schedule
-from strategies.pipelining.timetable import KINDS, Edges, Ends, Pass, Shared, Ticks, Turn, is_local
+from strategies.pipelining.timetable import KINDS, Edges, Ends, Shared, Ticks, Turn, is_local
 from strategies.step import LossTerms
 
 Row = tuple[Turn, Shared]
@@ -108,8 +107,7 @@ class Executor:
             dends=jax.tree.map(_float32_zeros, self.ends),
         )
         turns = self.ticks.turns
-        if not self.schedule.pairs:  # only one of both has an operation, and the other has zeros
-            turns = turns._replace(forward=Pass(*map(np.add, turns.forward, turns.backward)), backward=None)
+        turns = turns if self.schedule.pairs else turns._replace(backward=None)  # each array once in the loop
         turns = jax.tree.map(lambda column: jnp.asarray(column)[:, self.stage], turns)
         carry, _ = lax.scan(self._tick, carry, (turns, Shared(*map(jnp.asarray, self.ticks.shared))))
         return carry.loss, lax.psum(carry.extras, "pipeline"), carry.dblocks, carry.dends

@@ -59,8 +59,8 @@ class Schedule:
         splits_backward: whether weight gradients are a separate operation.
         in_turn: whether ticks are for one kind of operation each, in turn. In a program whose stages wait for each
             other at the end of a tick, no stage then waits for an operation of another kind.
-        pairs: whether a tick may have a forward pass and then a backward pass of another microbatch, of which neither
-            needs the other.
+        pairs: whether a tick may have a forward pass, and then a backward pass of another microbatch. Neither needs the
+            other's result.
         v_shaped: whether every second chunk is assigned to stages from the last to the first, so that the first stage
             has both ends of the model.
     """

@@ -40,8 +40,8 @@ class Turn(NamedTuple):
 
     Attributes:
         kind: the index in `KINDS`.
-        forward: the forward pass.
-        backward: the backward pass, or weight gradients.
+        forward: the forward pass; without pairs the only operation.
+        backward: the backward pass, or weight gradients; without pairs the same as `forward`.
         embed_dst, loss_grad_dst: slots for arrivals from the embedding and the loss, at the end of the tick.
         recv_dst: slots for arrivals from other stages [ticks, stages, exchanges].
     """
@@ -128,7 +128,8 @@ class Ticks:
         edges = tuple(different for _, _, found in grouped for different in found)
         sent = tuple(result for result, (_, _, found) in enumerate(grouped) for _ in found)
 
-        forward, backward = (Pass(*np.zeros((3, *shape), np.int32)) for _ in range(2))
+        forward = Pass(*np.zeros((3, *shape), np.int32))
+        backward = Pass(*np.zeros((3, *shape), np.int32)) if schedule.pairs else forward
         embed_dst, loss_grad_dst = np.full((2, *shape), depth, np.int32)
         turns = Turn(np.zeros(shape, np.int32), forward, backward, embed_dst, loss_grad_dst, recv_dst)
         for kind, ticks in at.items():
