@@ -82,7 +82,7 @@ def left_of_killed(process: subprocess.Popen[Any], seconds: float) -> list[int]:
 def test_no_fork_outlives_a_program_that_is_killed() -> None:
     """Processes that share short tasks are gone soon after the process that forked them, also if they are busy."""
     work = "from benchmarks.run import pool; from tests.benchmarks.piecework import go; pool.MANY_TASKS = 1"
-    code = f"{work}; print([*pool.mapped(go, ['sleeps'] * 9, 2)])"
+    code = f"{work}; print([*pool.mapped(go, ['sleeps'] * 2 * pool.CHUNK_TASKS, 2)])"
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=environment())
     deadline = time.monotonic() + LIMIT_SECONDS
     while len(children(process.pid)) < 2:
