@@ -96,7 +96,7 @@ def rows(stages: int, microbatches: int) -> Iterator[tuple[str, ...]]:
     by_remat = [dict(costs(stages, microbatches, remat)) for remat in REMATS]
     for name, cost in by_remat[0].items():
         schedule, stacked = cost.plan.schedule, cost.temporaries["activations"] + cost.temporaries["stages"]
-        lost = [1 - (1 - each.bubble) * (1 - each.lockstep_bubble) for each in (cost, by_remat[1][name])]
+        lost = [schedule.lost(each.passes) for each in (cost, by_remat[1][name])]
         held = max(schedule.in_flight(stage) for stage in range(stages)) / schedule.chunks
         shares = (f"{share:.1%}" for share in (cost.bubble, *lost))
         yield name, *shares, f"{held:g}", f"{stacked / 2**30:.1f}", str(cost.plan.ticks.exchanges)

@@ -199,7 +199,7 @@ def best_schedule(layers: int, stages: int, microbatches: int, chunks: int, pass
         except Infeasible:
             continue
         if made.in_flight(0) < 2 * stages * made.chunks:
-            lost[name] = 1 - microbatches * sum(passes) / made.lockstep(passes)
+            lost[name] = made.lost(passes)
     if not lost:
         layer_slots(layers, one_f_one_b(stages, microbatches))  # says what does not fit
     return min(lost, key=lost.__getitem__)

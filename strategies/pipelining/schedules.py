@@ -230,6 +230,10 @@ class Schedule:
         """The fraction of time lost if each tick lasts as long as on the busiest stage."""
         return 1 - self.makespan(costs) / self.lockstep(costs)
 
+    def lost(self, costs: PassTimes = EQUAL) -> float:
+        """The fraction of time that a stage is idle in lockstep: `bubble` and `lockstep_bubble` together."""
+        return 1 - self.microbatches * sum(costs) / self.lockstep(costs)
+
     def in_flight(self, stage: int) -> int:
         """Maximum number of microbatches, once per chunk, whose forward but not backward pass is complete on
         a stage.

@@ -73,6 +73,7 @@ def test_lockstep_bubble_is_that_of_ticks_as_long_as_their_longest_pass(schedule
     columns = zip(*order.table, strict=True)
     ticks = [max(sum(order.duration(op, passes) for op in cell) for cell in cells) for cells in columns]
     assert (1 - predicted.lockstep_bubble) * sum(ticks) == pytest.approx(order.makespan(passes), rel=1e-9)
+    assert (1 - order.lost(passes)) * sum(ticks) == pytest.approx(8 * sum(passes), rel=1e-9)
     naive = predict(
         "pipeline", PRESETS["gpt3-6.7b"], MeshSpec.parse("pipeline=4"), TrainConfig(32, 1, schedule="gpipe")
     )
