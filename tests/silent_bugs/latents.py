@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tests.silent_bugs.changed_implementations import changed_hooks, scaled_gradients, unsummed
+from tests.silent_bugs.changed_implementations import changed_hooks, scaled_gradients, unsummed, without_sum
 from tests.silent_bugs.museum import LATENT, SMALL, Bug
 
 WITHOUT_SP = {"sequence_parallel": False}
@@ -40,6 +40,17 @@ BUGS = [
         changed_hooks(all_tokens=own_rotary_key),
         LATENT,
         WITHOUT_SP,
+    ),
+    Bug(
+        "latents-without-sum",
+        "https://github.com/PaddlePaddle/PaddleFleet/pull/2008",
+        "Under sequence parallelism replicated projections to latents were not marked to be reduced over tensor ranks.",
+        "gradients of both projections to latents: one device's tokens instead of all",
+        "down_D[LQ]",
+        "tensor",
+        "tensor=2",
+        without_sum(r"blocks.attention.(query_)?down_D[LQ]", "tensor"),
+        LATENT,
     ),
     Bug(
         "latents-summed-twice",

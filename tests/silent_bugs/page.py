@@ -18,7 +18,7 @@ SEEN = json.loads((Path(__file__).parent / "seen.json").read_text())
 INTRODUCTION = """# Silent bugs
 
 {count} bugs of parallel training that raise no error. {public} were reported in public; the others, whose link is an
-experiment, were found in meshmark. Each is planted in a strategy of meshmark (`tests/silent_bugs`), and the
+experiment, were found in meshmark or are faults that its schedules invite. Each is planted in a strategy of meshmark (`tests/silent_bugs`), and the
 [check](../guides/check.md) finds all of them: in float32, and for bfloat16 by the float32 step that it compares as
 well; {half} are found by the bfloat16 step alone. The plants are small copies of the bugs: the same numbers are wrong,
 on a mesh of 2 to 4 devices.

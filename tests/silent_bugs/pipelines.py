@@ -7,7 +7,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from strategies.core.plan import Plan
+from strategies.pipelining.executor import Executor
 from strategies.pipelining.layer_backward import Passes
+from strategies.pipelining.timetable import KINDS, is_local
 from strategies.step import Implementation
 from tests.silent_bugs.changed_implementations import changed_model, patched, scaled_gradients
 from tests.silent_bugs.museum import Bug
@@ -45,6 +47,22 @@ def without_rest(plan: Plan, sound: Implementation) -> Implementation:
 
     def differentiate(*inputs: Any) -> Any:
         with patched(Passes, "__init__", changed):
+            return sound.differentiate(*inputs)
+
+    return replace(sound, differentiate=differentiate)
+
+
+def turned_twice(plan: Plan, sound: Implementation) -> Implementation:
+    """Hand twice the gradient over at the turn of a V, as if it had also been received."""
+    send = Executor._send
+
+    def changed(self: Executor, exchange: int, edges: Any, carry: Any, turn: Any, shared: Any) -> Any:
+        times = jnp.where(is_local(edges) & (turn.kind == KINDS.index("B")), 2, 1)
+        doubled = carry._replace(made=tuple(times * made_bTD for made_bTD in carry.made))
+        return send(self, exchange, edges, doubled, turn, shared)._replace(made=carry.made)
+
+    def differentiate(*inputs: Any) -> Any:
+        with patched(Executor, "_send", changed):
             return sound.differentiate(*inputs)
 
     return replace(sound, differentiate=differentiate)
@@ -131,5 +149,17 @@ BUGS = [
         "pipeline=2",
         stored_only,
         train={**STAGES, "schedule": "eager-zb"},
+    ),
+    Bug(
+        "turn-of-a-v-twice",
+        "../experiments/2026-11-29-fused-pairs.md",
+        "The turn of a V hands an array over within a stage; if the stage also receives it, it counts twice.",
+        "gradients of the layers before the turn: twice",
+        "in layer [01]",
+        "pipeline",
+        "pipeline=2",
+        turned_twice,
+        {"layers": 4},
+        {**STAGES, "schedule": "zb-v"},
     ),
 ]
