@@ -18,10 +18,10 @@ SEEN = json.loads((Path(__file__).parent / "seen.json").read_text())
 INTRODUCTION = """# Silent bugs
 
 {count} bugs of parallel training that raise no error. {public} were reported in public; the others, whose link is an
-experiment, were found in meshmark or are faults that its schedules invite. Each is planted in a strategy of meshmark (`tests/silent_bugs`), and the
-[check](../guides/check.md) finds all of them: in float32, and for bfloat16 by the float32 step that it compares as
-well; {half} are found by the bfloat16 step alone. The plants are small copies of the bugs: the same numbers are wrong,
-on a mesh of 2 to 4 devices.
+experiment, were found in meshmark or are faults that its schedules invite. Each is planted in a strategy of meshmark
+(`tests/silent_bugs`), and the [check](../guides/check.md) finds all of them: in float32, and for bfloat16 by the
+float32 step that it compares as well; {half} are found by the bfloat16 step alone. The plants are small copies of the
+bugs: the same numbers are wrong, on a mesh of 2 to 4 devices.
 
 Loss is the relative difference of the mean loss of steps 41 to 50 between the run with the bug and a run on one device
 (nano with 2 layers of 32 features, 16 sequences of 32 tokens, on text; `python -m tests.silent_bugs.curves`).
