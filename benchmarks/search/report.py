@@ -143,8 +143,8 @@ def ranked_blocks(shown: Sequence[Candidate], ranking: Ranking) -> Iterator[list
     known = [ranking.row(candidate) for candidate in shown]
     marked = [row | {"rank": f"{row['rank']}{'=' if row['rank'] <= ranking.tied > 1 else ''}"} for row in known]
     yield rows.table(COLUMNS, marked)
-    if layers := max(candidate.cost.plan.recomputed_prefix_layers for candidate in shown):
-        what = f"dense_layers={layers}: every stage of a pipeline runs these layers"
+    if options := max((candidate.cost.plan.run_by_all_stages for candidate in shown), key=len):
+        what = f"{', '.join(options)}: every stage of a pipeline runs these layers"
         yield wrapped(f"{what}; more stages do not split them")
     apart = f"two candidates within {math.exp(widths().pair) - 1:.0%} of each other may be in any order"
     yield wrapped(f"{apart}; the first {ranking.tied} are tied")

@@ -157,6 +157,12 @@ class Plan(Sizes):
         """Leading dense layers whose forward pass runs twice: a pipeline repeats it for the backward pass."""
         return self.config.dense_layers if self.staged else 0
 
+    @property
+    def run_by_all_stages(self) -> Sequence[str]:
+        """The options of layers that all stages of a pipeline run, for their share of the sequences or for all."""
+        options = {"dense_layers": self.config.dense_layers, "mtp_loss": self.config.mtp_loss}
+        return [f"{name}={value}" for name, value in options.items() if value and self.staged]
+
     @cached_property
     def share(self) -> Share:
         """What one device computes of a layer for one microbatch."""

@@ -119,3 +119,14 @@ def test_a_strategy_that_the_compiler_partitions_names_its_twin():
 def test_the_mesh_of_an_example_has_each_axis():
     """Two devices along each."""
     assert str(example_mesh(STRATEGIES["hsdp"])) == "data=2,fsdp=2"
+
+
+def test_stages_say_what_they_lose_hold_and_repeat():
+    """In lockstep GPipe loses (S - 1) / (M + S - 1) and holds all microbatches. Without stages nothing is said."""
+    sizes = {"dense_layers": 1, "mtp_loss": 0.3, "block": "llama"}
+    shown = overview("pipeline", "nano-moe", "pipeline=2", sizes=sizes, microbatches=4, schedule="gpipe")
+    lost, holds, repeated = str(shown).splitlines()[-3:]
+    assert lost == f"gpipe: a stage is idle for {1 / 5:.1%} of a step in lockstep"
+    assert holds == "a stage holds at most 4 of 4 microbatches"
+    assert repeated == "all stages run the layers of dense_layers=1, mtp_loss=0.3"
+    assert overview("fsdp", "nano-moe", "fsdp=2", sizes=sizes).stages == ()
