@@ -179,9 +179,8 @@ def fuses_gradients(plan: Plan) -> bool:
 def stage_bytes(plan: Plan) -> int:
     """Bytes of a pipeline stage's buffers, without residuals.
 
-    They hold inputs and gradients that have arrived, one slot to send (with pairs two) and one that no stage reads;
-    if backward passes are split also what their
-    second halves need.
+    They hold inputs and gradients that have arrived, one slot to send (with pairs two) and one that no stage reads; if
+    backward passes are split also what their second halves need.
     """
     train, depths = plan.train, plan.ticks.depths
     arrived = (depths.arrived + 2 + plan.schedule.pairs) * plan.own_residual // train.microbatches
@@ -195,9 +194,9 @@ def layer_work_bytes(plan: Plan) -> int:
     With prefetch also the previous layer's weights, and the following layer's gradients, in float32 for their sum;
     where elementwise operations are fused, its own gradients too. Sums that run one layer late
     (`Plan.overlap_grad_reduction`) only add the following layer's gradients, in the compute dtype. Replicated KV heads
-    are summed here if `reduce="layer"`. Every other layer of an iteration adds its weights; its working arrays are not
-    counted. A tensor axis that gathers tokens along the outermost dim transposes them: three more arrays, as compiled
-    for GPUs.
+    are summed here if `reduce="layer"`. Every other layer of an iteration adds its weights, and so does the forward
+    pass of a pair, in the compute dtype; their working arrays are not counted. A tensor axis that gathers tokens along
+    the outermost dim transposes them: three more arrays, as compiled for GPUs.
     """
     share, backend = plan.share, plan.backend
     size, whole = working_itemsize(plan), 0 if reads_in_place(plan) else whole_layer(plan)
@@ -207,7 +206,7 @@ def layer_work_bytes(plan: Plan) -> int:
     transposes = share.sequence_parallel and backend.gathers_outermost_only
     elements = layer.working_elements(share) + 3 * transposes * share.tokens * plan.config.embed
     late = share.itemsize * whole_layer(plan) if plan.overlap_grad_reduction else 0
-    others = further_layers(plan) * size * whole_layer(plan)
+    others = (further_layers(plan) * size + plan.schedule.pairs * share.itemsize) * whole_layer(plan)
     copies = copy_sum_bytes(plan) // plan.layers if plan.train.reduce == "layer" else 0
     return held + size * elements + late + others + copies
 
