@@ -155,9 +155,7 @@ def ranked(cases: Iterable[Case], machine: Machine, at_once: int = 1, *, complet
     With `complete` what is known of each candidate is computed at once, and not only what ranks it.
     """
     tried = [*cases]
-    fitting: list[Candidate] = []
-    too_large: list[Candidate] = []
-    infeasible: list[tuple[Case, str]] = []
+    fitting, too_large, infeasible = list[Candidate](), list[Candidate](), list[tuple[Case, str]]()
     for case, found in zip(tried, mapped(partial(judged, machine, complete), tried, at_once), strict=True):
         if isinstance(found, str):
             infeasible.append((case, found))

@@ -238,7 +238,10 @@ def head(plan: Plan, stack: Stack, parts: int) -> tuple[tuple[Kernel, ...], tupl
     tokens, rows, itemsize = plan.share.tokens, plan.padded_vocab / parts, BYTES[plan.train.dtype]
     embed, join = plan.config.embed, plan.head_uses - 1
     dims, joined = (tokens, rows, embed, 1), (plan.share.residual_tokens, embed, 2 * embed, 1)
-    moved = (stack.kernels.logit_bytes * tokens * rows + table_bytes(plan, stack, rows)) / 2
+    # Rows of the table are cast, and their gradients summed, by the constants of a layer's weights.
+    costs, several = stack.kernels, plan.train.microbatches > 1
+    of_table = (costs.kept.of_weights + several * costs.stacked.of_weights) * embed
+    moved = (costs.logit_bytes * tokens + of_table) * rows / 2
     again, passes = (matmul(dims, itemsize),) if plan.logits_again else (), Kernel("memory", 0, moved)
     forward = plan.head_uses * (matmul(dims, itemsize), passes) + join * (matmul(joined, itemsize),)
     backward = plan.head_uses * (*again, *gradients_of(dims, itemsize), passes)
@@ -262,12 +265,6 @@ def fills_stacks(stack: Stack) -> bool:
 def stacks_kept(plan: Plan) -> bool:
     """Whether a loop copies into stacks what layers keep."""
     return plan.backend.copies_into_stacks and plan.loops_layers
-
-
-def table_bytes(plan: Plan, stack: Stack, rows: float) -> float:
-    """Bytes moved to cast rows of the head's table and to sum its gradients, by the constants of a layer's weights."""
-    costs, several = stack.kernels, plan.train.microbatches > 1
-    return (costs.kept.of_weights + several * costs.stacked.of_weights) * rows * plan.config.embed
 
 
 def copied_bytes(plan: Plan, stack: Stack) -> ForwardBackward:

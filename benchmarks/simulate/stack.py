@@ -15,9 +15,9 @@ Collective = Literal["gathers", "halves", "keys and values", "tensor", "sends"]
 - gathers and reduce-scatters over the tensor axis in chunks, all but one chunk of each;
 - sends to the next stage, with several chunks on a stage.
 """
-HALVES_SHARE = 0.16
-"""Share of the reductions that `halves` overlaps with the other half of the batch. In schedules that XLA compiled for
-H100, v5e and v5p (docs/experiments), 15% to 20% less is waited for."""
+HALVES_SHARE, TOKENS_SHARE = 0.16, 0.4
+"""Shares of the reductions, and of tokens sent to experts, that `halves` overlaps with the other half of the batch. In
+schedules that XLA compiled for H100, v5e and v5p (docs/experiments), 15% to 20%, and 22% to 64% less is waited for."""
 
 
 class Precision(NamedTuple):

@@ -17,7 +17,7 @@ from benchmarks.simulate.queues import Parts, added, scaled
 from benchmarks.simulate.stack import Stack
 from strategies.core.plan import Plan
 from strategies.pipelining.orders import one_f_one_b
-from strategies.pipelining.schedules import Kind, Schedule
+from strategies.pipelining.schedules import Schedule
 from strategies.pipelining.timetable import KINDS, order_of
 
 
@@ -34,14 +34,14 @@ class Pass(NamedTuple):
 class Stages:
     """The stages of a step.
 
-    By the kind of pass, `work` is that of the layers of a stage's chunk, and `embedding_and_head` has the loss, too. To
-    send the residual stream of a microbatch to the next stage takes `send_seconds`.
+    By the kind of pass, or of a pair ("FB"), `work` is that of the layers of a stage's chunk, and `embedding_and_head`
+    has the loss, too. To send the residual stream of a microbatch to the next stage takes `send_seconds`.
     """
 
     plan: Plan
     stack: Stack
-    work: Mapping[Kind, Parts]
-    embedding_and_head: Mapping[Kind, Parts]
+    work: Mapping[str, Parts]
+    embedding_and_head: Mapping[str, Parts]
     send_seconds: float
 
     @cached_property
@@ -49,9 +49,10 @@ class Stages:
         """The seconds of the last stage, which computes the loss, until the last pass ends."""
         plan, times, chunks = self.plan, self.plan.train.microbatches, self.plan.schedule.chunks
         sends = (plan.ticks.exchanges if self.lockstep else (2 * chunks - 1) * times) if plan.staged else 0
-        layers = times * (chunks - self.missing_share)
+        pairs = int((plan.ticks.turns.kind[:, -1] == KINDS.index("FB")).sum()) if "FB" in self.work else 0
+        alone = times * (chunks - self.missing_share) - pairs
         busy = added(
-            *(scaled(parts, layers) for parts in self.work.values()),
+            *(scaled(parts, pairs if kind == "FB" else alone) for kind, parts in self.work.items()),
             *(scaled(parts, times) for parts in self.embedding_and_head.values()),
             {"sends": sends * self.send_seconds},
         )
@@ -105,19 +106,18 @@ class Stages:
     @cached_property
     def ticks(self) -> np.ndarray:
         """When each tick of stages in lockstep begins, and when the last one ends."""
-        passes: Mapping[str, float] = {kind: sum(parts.values()) for kind, parts in self.work.items()}
-        ticks, seconds = self.plan.ticks, [sum(passes.get(kind, 0.0) for kind in kinds) for kinds in KINDS]
+        ticks, seconds = self.plan.ticks, [sum(self.work.get(kind, {}).values()) for kind in KINDS]
         head = sum(added(*self.embedding_and_head.values()).values())
         together = (ticks.shared.leaves >= 0) * head + ticks.sends * self.send_seconds
         return np.concatenate([[0.0], (np.array(seconds)[ticks.turns.kind].max(axis=1) + together).cumsum()])
 
     @cached_property
-    def seconds(self) -> Mapping[tuple[int, Kind, int], float]:
+    def seconds(self) -> Mapping[tuple[int, str, int], float]:
         """Seconds of each stage's passes of a kind through a chunk."""
         keys = product(range(self.schedule.stages), self.work, range(self.schedule.chunks))
         return {key: sum(self.parts_of(*key).values()) for key in keys}
 
-    def parts_of(self, stage: int, kind: Kind, chunk: int) -> Parts:
+    def parts_of(self, stage: int, kind: str, chunk: int) -> Parts:
         """Seconds of a pass by what they are spent on. The last part has the ends, or each has a share of them."""
         schedule, work = self.schedule, self.work[kind]
         part, last = schedule.part(stage, chunk), schedule.stages * schedule.chunks - 1
@@ -142,9 +142,8 @@ class Stages:
         for tick, column in enumerate(zip(*self.plan.schedule.table, strict=True)):
             begin, end, leaves = float(self.ticks[tick]), float(self.ticks[tick + 1]), shared.leaves[tick]
             for stage, cell in enumerate(column):
-                for at, op in enumerate(cell):
-                    earlier = sum(sum(self.work[each.kind].values()) for each in cell[:at])
-                    yield Pass(stage, str(op), begin + earlier, self.work[op.kind])
+                if cell:
+                    yield Pass(stage, " ".join(map(str, cell)), begin, self.work["".join(op.kind for op in cell)])
             sends = int(self.plan.ticks.sends[tick]) * self.send_seconds
             if leaves >= 0:
                 begin = end - sends - sum(head.values())

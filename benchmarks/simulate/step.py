@@ -98,8 +98,8 @@ class Step:
         return Stages(self.plan, self.machine.stack, self.work, {"F": forward, "B": backward}, self.send_seconds)
 
     @property
-    def work(self) -> Mapping[Kind, Parts]:
-        """Seconds of a pass through the layers of a stage's chunk, by the kind of pass.
+    def work(self) -> Mapping[str, Parts]:
+        """Seconds of a pass through the layers of a stage's chunk, by the kind of pass; in lockstep of pairs, too.
 
         Leading dense layers and the MTP block are among them, but for pipelines: all stages run them at the ends.
         """
@@ -107,17 +107,18 @@ class Step:
         halves: dict[Kind, Way] = {"B": "inputs", "W": "weights"} if splits else {"B": "backward"}
         ways: dict[Kind, Way] = {"F": "forward", **halves}
         layers = (self.plan.layers if self.plan.staged else self.plan.layers_and_mtp) / self.plan.schedule.chunks
-        passes: Mapping[Kind, Timeline] = {
-            kind: self._backward if way == "backward" else simulate(self.layer.events(way))
+        found: dict[str, Parts] = {
+            kind: scaled((self._backward if way == "backward" else simulate(self.layer.events(way))).parts, layers)
             for kind, way in ways.items()
         }
-        found: dict[Kind, Parts] = {kind: scaled(timeline.parts, layers) for kind, timeline in passes.items()}
         if not self.plan.staged:
             found = {kind: added(parts, found[kind]) for kind, parts in self._lead_passes(ways).items()}
         if self.layer.prefetches:
             # Nothing hides a microbatch's first gather, and the last reduce-scatter of its gradients.
             first, last = (simulate(self.layer.gathers(GATHERED[way])).parts for way in ("forward", "weights"))
             found |= {"F": added(first, found["F"]), "B": added(found["B"], last)}
+        if self.plan.schedule.pairs and self.machine.stack.lockstep:
+            found["FB"] = scaled(simulate(self.layer.pair()).parts, layers)
         return found
 
     def _lead_passes(self, ways: Mapping[Kind, Way]) -> Mapping[Kind, Parts]:

@@ -10,18 +10,18 @@ from benchmarks.devices.topology import Topology
 from benchmarks.simulate.layer import GATHERED, LayerEvents, Way
 from benchmarks.simulate.links import bandwidth, group
 from benchmarks.simulate.predict import predicted, read_rows
-from benchmarks.simulate.queues import Parts
+from benchmarks.simulate.queues import Parts, added, simulate
 from benchmarks.simulate.stages import Stages
 from benchmarks.simulate.step import Step
 from strategies.config import TrainConfig
 from strategies.costs.predict import predict
 from strategies.gpt_config import GPTConfig
-from strategies.pipelining.schedules import Kind
 from tests.benchmarks.simulate.host import MESHMARK
 from tests.benchmarks.simulate.test_accounting import (
     CHIP,
     COMPUTING,
     LAYERS,
+    MIXTURE,
     MODEL,
     SENDING,
     UNSTAGED,
@@ -62,10 +62,10 @@ def test_a_pipeline_of_two_stages_is_as_on_paper(name):
     model = GPTConfig(layers=2 * chunks, embed=128, heads=4, sequence=128)
     plan = predict("pipeline", model, "pipeline=2", TrainConfig(4, 2, schedule=schedule)).plan
     stack = replace(MESHMARK, **{"lockstep": False, **changes})
-    work: dict[Kind, Parts] = {"F": {"matmul": 0.75, "sums": 0.25}, "B": {"matmul": 2.0}}
+    work: dict[str, Parts] = {"F": {"matmul": 0.75, "sums": 0.25}, "B": {"matmul": 2.0}}
     if schedule == "zb-h1":
         work = {"F": {"matmul": 1.0}, "B": {"matmul": 0.25, "attention": 1.0}, "W": {"matmul": 0.75}}
-    ends: dict[Kind, Parts] = {"F": {"head": 0.5}, "B": {"head": 1.0}} if headed else {}
+    ends: dict[str, Parts] = {"F": {"head": 0.5}, "B": {"head": 1.0}} if headed else {}
     stages = Stages(plan, stack, work, ends, 0.25)
     parts = stages.parts
     assert sum(parts.values()) == pytest.approx(total)
@@ -107,6 +107,42 @@ def test_a_split_backward_pass_takes_as_long_as_its_flops(remat, tensors):
     assert (work["B"].get("layer collectives", 0) > 0) == (tensors > 1)
 
 
+def test_a_pair_of_passes_is_one_pass_in_lockstep():
+    """A tick takes as long as on its slowest stage: of layers F=1 and B=2, of a pair 5/2. All stages have the head."""
+    plan = predict("pipeline", replace(MANY, layers=8), "pipeline=4", TrainConfig(9, 9, schedule="dualpipe-v")).plan
+    work = {"F": {"matmul": 1.0}, "B": {"matmul": 2.0}, "FB": {"matmul": 2.25, "sums": 0.25}}
+    stages = Stages(plan, MESHMARK, work, {"F": {"head": 0.5}, "B": {"head": 1.0}}, 0.25)
+    cells = [["".join(op.kind for op in cell) for cell in column] for column in zip(*plan.schedule.table, strict=True)]
+    ticks = sum(max(sum(work[kinds].values()) for kinds in column if kinds) for column in cells)
+    sends = plan.ticks.exchanges * 0.25
+    assert stages.end_seconds == pytest.approx(ticks + 9 * 1.5 + sends)
+    last = [column[-1] for column in cells]
+    expected = {"head": 9 * 1.5, "sends": sends, "sums": 0.25 * last.count("FB"), "matmul": 2.25 * last.count("FB")}
+    expected["matmul"] += last.count("F") + 2 * last.count("B")
+    assert last.count("FB") > 0
+    assert stages.parts == pytest.approx(expected | {"bubble": ticks + 9 * 1.5 + sends - sum(expected.values())})
+    found = [*stages.passes()]
+    assert max(each.begin_seconds + sum(each.parts.values()) for each in found) == pytest.approx(stages.end_seconds)
+    ops = [op for each in found if each.stage == 3 and each.name[0] in "FB" for op in each.name.split()]
+    assert ops == [str(op) for op in plan.schedule.orders[3]]
+
+
+def test_a_pair_of_passes_sends_beside_its_kernels_on_gpus():
+    """It takes as long as its kernels or its collectives, whichever take longer. On TPUs nothing is hidden."""
+    options = {"schedule": "dualpipe-v", "microbatches": 8, "dispatch": "all_to_all", "halves": "off"}
+    cost = step("three_d", "pipeline=2,expert=4", MIXTURE, **options)
+    torus = replace(COMPUTING, chip=replace(COMPUTING.chip, torus_dims=3))
+    layer, on_torus = (Step(cost, its, topology_of(cost)).layer for its in (COMPUTING, torus))
+    of_both, apart = (
+        added(*(simulate(each.events(way)).parts for way in ("forward", "backward"))) for each in (layer, on_torus)
+    )
+    sends = of_both["layer collectives"]
+    kernels = sum(of_both.values()) - sends
+    assert min(kernels, sends) > 0
+    assert simulate(layer.pair()).step_seconds == pytest.approx(max(kernels, sends))
+    assert simulate(on_torus.pair()).parts == pytest.approx(apart)
+
+
 def test_pipelines_wait_for_their_gathers():
     """A stage has no layer ahead whose weights it could gather, so it waits for all of them."""
     cost = step("three_d", "fsdp=4,pipeline=2")
@@ -146,7 +182,7 @@ def test_a_long_schedule_takes_as_long_as_its_passes(schedule, microbatches, sen
     train = TrainConfig(64, microbatches, schedule=schedule, chunks=2)
     plan = predict("pipeline", replace(MANY, layers=layers), "pipeline=4", train).plan
     stack = replace(MESHMARK, lockstep=False, embedding_and_head=ends)
-    work: dict[Kind, Parts] = {"F": {"matmul": 1.0}, "B": {"matmul": 2.0}}
+    work: dict[str, Parts] = {"F": {"matmul": 1.0}, "B": {"matmul": 2.0}}
     work |= {"B": {"matmul": 1.0}, "W": {"matmul": 1.0}} if schedule == "zb-h1" else {}
     stages = Stages(plan, stack, work, {"F": {"head": 0.25}, "B": {"head": 0.5}}, sends)
     last = max(one.begin_seconds + sum(one.parts.values()) for one in stages.passes())
