@@ -24,6 +24,7 @@ import numpy as np
 
 from benchmarks.cases.case import ONE_DEVICE, Case
 from benchmarks.cases.failures import reason_of
+from benchmarks.cli.tables import aligned
 from benchmarks.devices.chips import GPU_KINDS
 from benchmarks.devices.topology import Topology
 from benchmarks.program.kernels import Kernel, kernels_of, pass_bytes, totals
@@ -33,7 +34,8 @@ from benchmarks.run.machine import disable_compilation_cache
 from benchmarks.run.measure import Interval, Timeable, timed, trace
 from benchmarks.run.references import begin_training
 from benchmarks.run.torch_gpt import TorchTraining
-from benchmarks.run.traces import milliseconds_by_kind
+from benchmarks.run.traces import IDLE, OTHER, milliseconds_by_kind
+from benchmarks.simulate.layer import HOST
 from benchmarks.simulate.machines import machine
 from benchmarks.simulate.step import predict_seconds
 from strategies import PRESETS
@@ -45,6 +47,12 @@ TRITON_ON = (("xla_gpu_enable_triton_gemm", "true"), *MERGED)
 """XLA's defaults, which a step of one GPU changes (`adds_biases_on_one_device`). Matmuls of 32 MB at most are merged:
 those of queries, keys and values with 8 sequences, but not with 16."""
 PYTORCH = "PyTorch, compiled"
+PREDICTED = {
+    **{"matmul": ("matmul", "head"), "attention": ("attention",), "pass": ("memory",), "copy": ()},
+    **{"optimizer": ("optimizer",), IDLE: (HOST, "fixed"), OTHER: ()},
+}
+"""Kind of kernels in a trace -> parts of a predicted step. The head has its matmuls and its passes over logits; slices
+and transposes count as passes."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +153,9 @@ def measured(group: Group, folder: Path | None) -> dict[str, Any]:
         )
     if folder and (default := started.get("default")):
         trace(folder, partial(default.training.block, TRACED_STEPS))
-        found["default"]["traced_ms"] = milliseconds_by_kind(folder, default.kernels, TRACED_STEPS)
+        traced = milliseconds_by_kind(folder, default.kernels, TRACED_STEPS)
+        found["default"]["traced_ms"] = traced
+        print(*traced_beside_predicted(traced, default.facts["predicted_ms"]), sep="\n", file=sys.stderr)
     return found
 
 
@@ -179,6 +189,15 @@ def predicted(case: Case) -> dict[str, float] | None:
     cost = predict("single", case.config, case.mesh, case.training(), case.backend)
     parts = predict_seconds(cost, machine("meshmark_gpus", chip), Topology.parse(f"{chip}:1x1")).parts
     return {name: 1e3 * seconds for name, seconds in parts.items()}
+
+
+def traced_beside_predicted(traced: Mapping[str, float], parts: Mapping[str, float] | None) -> list[str]:
+    """The lines of a table of milliseconds by kind of kernels, as traced and as predicted; "?" without prediction."""
+    rows = [("kind", "traced ms", "predicted ms")]
+    for kind, names in PREDICTED.items():
+        known = "?" if parts is None else f"{sum(parts.get(name, 0.0) for name in names):.2f}"
+        rows.append((kind, f"{traced.get(kind, 0.0):.2f}", known))
+    return aligned(rows, "<>>")
 
 
 def main() -> int:

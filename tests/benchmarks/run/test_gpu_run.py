@@ -1,15 +1,22 @@
 """The script for one GPU runs where there is none, with a small model."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from benchmarks.devices.topology import Topology
 from benchmarks.run import gpu_run
-from benchmarks.run.gpu_run import GROUPS
+from benchmarks.run.gpu_run import GROUPS, PREDICTED, traced_beside_predicted
+from benchmarks.simulate.machines import machine
+from benchmarks.simulate.step import predict_seconds
+from strategies.costs.predict import predict
 
 
-def test_it_times_steps_and_reads_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_times_steps_and_reads_a_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Each variant has the same loss, a time and its kernels; the trace of the first is read into kinds of kernels."""
     monkeypatch.setattr("sys.argv", ["gpu_run", "--out", str(tmp_path), "--preset", "nano"])
     monkeypatch.setattr(gpu_run, "TorchTraining", None)
@@ -19,7 +26,24 @@ def test_it_times_steps_and_reads_a_trace(tmp_path: Path, monkeypatch: pytest.Mo
     losses = [step["loss_first"] for step in group["steps"].values()]
     assert losses == pytest.approx([losses[0]] * len(losses), abs=0.01)
     assert all(step["ms"] > 0 and step["kernels"] > 0 for step in group["steps"].values())
-    assert group["steps"]["default"]["traced_ms"]["matmul"] > 0
+    traced = group["steps"]["default"]["traced_ms"]
+    assert traced["matmul"] > 0
+    table = [line.split() for line in capsys.readouterr().err.splitlines() if line.endswith("?")]
+    assert {kind: float(ms) for kind, ms, _ in table} == {
+        kind: pytest.approx(traced.get(kind, 0), abs=0.01) for kind in PREDICTED
+    }
+
+
+def test_each_part_of_a_prediction_is_of_one_kind_of_kernels() -> None:
+    """What is predicted of a step on one GPU is beside the trace once, and adds up to the step."""
+    (_, case), *_ = GROUPS[0].cases()
+    on_h100 = replace(case, topology=Topology.parse("h100:1x1"))
+    cost = predict("single", case.config, case.mesh, case.training(), on_h100.backend)
+    timeline = predict_seconds(cost, machine("meshmark_gpus", "h100"), Topology.parse("h100:1x1"))
+    parts = {name: 1e3 * seconds for name, seconds in timeline.parts.items()}
+    lines = traced_beside_predicted({"matmul": 1.5}, parts)
+    assert sum(float(line.split()[-1]) for line in lines[1:]) == pytest.approx(sum(parts.values()), abs=0.04)
+    assert [line.split()[1] for line in lines[1:]] == ["1.50", *["0.00"] * (len(PREDICTED) - 1)]
 
 
 def test_all_steps_can_be_built_and_differ() -> None:
