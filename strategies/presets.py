@@ -183,7 +183,7 @@ PRESETS: Mapping[str, GPTConfig] = MappingProxyType(
             # (their configurations are from secondary sources). Sequences as in pre-training, before the stages with
             # YaRN. No token is dropped.
             "deepseek-v2-lite": _DEEPSEEK_LITE,
-            "deepseek-v3": _DEEPSEEK_V3,
+            "deepseek-v3": dataclasses.replace(_DEEPSEEK_V3, balance_loss=0.0001, balance_over="sequence"),
             "moonlight-16b-a3b": dataclasses.replace(
                 _DEEPSEEK_LITE,
                 vocab=163_840,

@@ -83,6 +83,7 @@ def _require_supported(facts: Mapping[str, Any], family: Family, where: str) -> 
     if facts.get("quantization_config"):
         loaded = "from_pretrained(FOLDER, quantization_config=Mxfp4Config(dequantize=True))"
         way_out = f"save them dequantized, for MXFP4 with {loaded} and save_pretrained of transformers"
+        way_out += ", for FP8 with fp8_cast_bf16.py of the repository deepseek-ai/DeepSeek-V3"
         raise HuggingFaceError(f"{where} has quantization_config, and quantized weights are not read; {way_out}")
     if lacking := [name for name in family.fields if name not in facts]:
         raise HuggingFaceError(f"{where} lacks {', '.join(lacking)}")

@@ -159,6 +159,7 @@ def test_copies_of_the_tables_are_read(tmp_path):
         ({"attention_bias": True}, "has attention_bias: true; only false is supported"),
         ({"hidden_act": "gelu"}, 'has hidden_act: "gelu"; only "silu" is supported'),
         ({"quantization_config": {"bits": 4}}, r"save them dequantized, for MXFP4 with .*Mxfp4Config\(dequantize=True"),
+        ({"quantization_config": {"quant_method": "fp8"}}, r"save them dequantized, .* for FP8 with fp8_cast_bf16\.py"),
         ({"rope_scaling": {"rope_type": "dynamic"}}, "has rope_type: dynamic; supported are default and llama3"),
         ({"rope_scaling": {**SCALING, "factor": 8.0, "low_freq_factor": 2}}, "has low_freq_factor: 2; only 1 is"),
         ({"rope_scaling": {**SCALING, "factor": None}}, "lacks factor of rope_scaling"),
