@@ -89,6 +89,20 @@ def mark_missing(array: Any, axes: Sequence[str]) -> Any:
     return mark_varying(array, missing) if missing else array
 
 
+def barrier(tree: Any) -> Any:
+    """`lax.optimization_barrier`, one for each set of mesh axes over which arrays vary.
+
+    JAX (0.10) marks all results of a barrier as varying over the axes of all its operands.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    axes = [frozenset(jax.typeof(leaf).manual_axis_type.varying) for leaf in leaves]
+    for varying in dict.fromkeys(axes):
+        places = [place for place, own in enumerate(axes) if own == varying]
+        for place, leaf in zip(places, lax.optimization_barrier([leaves[place] for place in places]), strict=True):
+            leaves[place] = leaf
+    return jax.tree.unflatten(structure, leaves)
+
+
 TWO_DIMS = tuple(kind for kind, backend in KINDS.items() if backend.two_dim_torus)
 """JAX's names of v5e and v6e, the chips with a two-dimensional torus."""
 

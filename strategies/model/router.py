@@ -66,11 +66,13 @@ def choose(
     if forced_Tk is None and bias_E is None and config.router_groups == 1:
         weights_Nk, experts_Nk = lax.top_k(scores_NE, config.experts_per_token)
     else:
+        biased_NE = lax.stop_gradient(scores_NE if bias_E is None else scores_NE + bias_E)
         if forced_Tk is None:
-            experts_Nk = _chosen(lax.stop_gradient(scores_NE if bias_E is None else scores_NE + bias_E), config)
+            experts_Nk = _chosen(biased_NE, config)
         else:
-            # Forced choices depend on the scores, as learned ones do; otherwise XLA hoists their cost out of the loop.
-            forced_Tk = forced_Tk + (0 * scores_NE[0, 0]).astype(jnp.int32)
+            # Forced choices depend on scores and biases, as learned ones do; otherwise XLA hoists their cost out of the
+            # loop, and gathers no biases.
+            forced_Tk = forced_Tk + (0 * biased_NE[0, 0]).astype(jnp.int32)
             experts_Nk = jnp.tile(forced_Tk, (len(scores_NE) // len(forced_Tk), 1))
         weights_Nk = jnp.take_along_axis(scores_NE, experts_Nk, axis=1)
     if kind.renormalised:

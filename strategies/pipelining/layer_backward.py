@@ -18,7 +18,7 @@ from jax import lax
 from jaxtyping import Array, Bool
 
 from strategies.backends.backend import row_major
-from strategies.backends.device_mesh import mark_missing
+from strategies.backends.device_mesh import barrier, mark_missing
 from strategies.model.layers import (
     Extras,
     Leaves,
@@ -113,7 +113,7 @@ class Passes:
             (x_BTD, dy_BTD), (slots, extras, dweights) = state, buffers
             back = self.layers_per_chunk - 1 - position
             kept = read_slot(slots.kept, turn.backward.residual_slot, back)
-            kept, slots = lax.optimization_barrier((kept, slots))  # read before the forward pass writes, without a copy
+            kept, slots = barrier((kept, slots))  # read before the forward pass writes, without a copy
             dx_BTD, dweights = self._backward_step(turn.backward, lambda _: kept)(dy_BTD, dweights, back)
             y_BTD, (slots, extras) = self._forward_step(turn.forward)(x_BTD, (slots, extras), position)
             return (y_BTD, dx_BTD), (slots, extras, dweights)

@@ -85,6 +85,7 @@ SHORT_LEAD = dataclasses.replace(DROPPING, layers=3, dense_layers=1, mlp=64)
 DEEP_LEAD = dataclasses.replace(LEAD, layers=5)
 TWO_LEAD = dataclasses.replace(BIASED, block="qwen3", key_heads=4, tied=False, layers=5, dense_layers=2, mlp=80)
 COPIED_LEAD = dataclasses.replace(SHORT_LEAD, key_heads=1)
+DEEP_COPIED_LEAD = dataclasses.replace(COPIED_LEAD, layers=5)
 # gpt-oss: sinks, windows in turns, experts with biases, YaRN.
 GPT_OSS = dataclasses.replace(
     CONFIG,

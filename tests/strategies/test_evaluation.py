@@ -48,6 +48,7 @@ CASES = [
         ("fsdp", "fsdp=2", {"dtype": "float16"}),
         ("tensor", "tensor=4", {"sequence_parallel": False}),
         ("pipeline", "pipeline=2", {"schedule": "zb-h1", "microbatches": 4, "layers": 3}),
+        ("pipeline", "pipeline=2", {"schedule": "dualpipe-v", "microbatches": 4, "layers": 5}),
         ("three_d", "fsdp=2,pipeline=2,context=2", {"gather": "step", "microbatches": 2}),
         ("fsdp", "fsdp=4", {"gather": "step", "microbatches": 2}),
         ("data", "data=2", {"compression": "int8"}),

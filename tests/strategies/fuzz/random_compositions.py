@@ -3,10 +3,10 @@
 import contextlib
 from collections.abc import Mapping, Sequence
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
 from strategies import STRATEGIES, MeshSpec, Strategy
-from strategies.config import idle_options
+from strategies.config import PipelineSchedule, idle_options
 from strategies.core.axis import placement_of
 from strategies.infeasible import divisors
 from strategies.mesh import all_axes
@@ -16,7 +16,7 @@ from tests.strategies.fuzz.composition import AXES, BACKENDS, PARTS, Composition
 Values = Mapping[str, Sequence[Any]]
 """Values of fields, of which the first is the default."""
 OF_AXES: Values = {
-    "schedule": ("1f1b", "gpipe", "interleaved", "zb-h1"),
+    "schedule": ("1f1b", *(name for name in get_args(PipelineSchedule) if name != "1f1b"), "auto"),
     "chunks": (2, 1, 3),
     "sequence_parallel": (True, False),
     "gather": ("layer", "step"),

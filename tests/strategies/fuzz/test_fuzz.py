@@ -46,7 +46,13 @@ EVERY = 10
 """At night every tenth seed is also run."""
 SMALL = {"layers": 2, "embed": 8, "heads": 1, "vocab": 64, "sequence": 16}
 FOUND = [
-    Composition("data", "data=2", {**SMALL, "experts": 4, "dense_layers": 1}, {"batch_size": 2, "bucket_bytes": 4096})
+    Composition("data", "data=2", {**SMALL, "experts": 4, "dense_layers": 1}, {"batch_size": 2, "bucket_bytes": 4096}),
+    Composition(
+        "three_d",
+        "pipeline=2,tensor=2",
+        {**SMALL, "layers": 4, "heads": 2},
+        {"batch_size": 4, "microbatches": 4, "schedule": "dualpipe-v", "sequence_parallel": False},
+    ),
 ]
 """Compositions that failed once."""
 
