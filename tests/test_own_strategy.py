@@ -158,7 +158,7 @@ BROKEN = {
         ("syntax", "benchmarks compile --topology cpu:2", 2),
         ("nowhere", "pytest benchmarks --collect-only", 4),  # pytest's status of wrong usage
         *nightly(
-            ("exits", "benchmarks strategies", 2),
+            ("exits", "benchmarks show", 2),
             ("exits", "benchmarks search --topology=h100:1x8 --batch-size=8", 2),
             ("exits", "pytest benchmarks --compile-only", 4),
         ),
