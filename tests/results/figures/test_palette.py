@@ -8,8 +8,8 @@ import pytest
 from matplotlib.colors import is_color_like
 
 from docs.reference.published import SPENT_COLOURS
+from docs.strategies.pictures import ARRAY_COLOURS
 from results.figures.palette import (
-    ARRAY_COLOURS,
     LANE_COLOURS,
     LIMIT_COLOURS,
     MARKERS,
