@@ -20,11 +20,13 @@ from hypothesis import strategies as st
 from benchmarks.cli.commands import COMMANDS as KNOWN
 from benchmarks.cli.main import prepared, resolved
 from benchmarks.simulate.machines import FOLDER
+from results.baseline import as_baseline
+from results.gates.counters import read_snapshot
 from strategies.costs.overview import overview
 from tests.mutations import TEXTS, mutated
 from tests.processes import ROOT
 from tests.results.documents import SCHEDULE, log, point, search, searches, spans, trace
-from tests.results.synthetic import sweep, write_run
+from tests.results.synthetic import edited, failed, row, sweep, write_run
 
 SPANS = ("compute", 0, 4), ("exposed", 4, 2), ("memory", 6, 1), ("between hosts", 1, 5), ("inside a host", 5, 3)
 SECONDS = 10.0
@@ -53,6 +55,7 @@ READERS = [
     Reader("regress exact run.json FILE", "run.json"),
     Reader("regress baseline FILE --out=baselines", "run.json"),
     Reader("regress exact run.json FILE --across-versions=5% --markdown=x.md", "run.json", 15),
+    Reader("regress exact FILE run.json", "baseline.json"),
     Reader("merge FILE other.json --out=merged.json", "run.json"),
     Reader("merge FILE other.json --only-shared-cases --out=merged.json", "run.json", 15),
     Reader("plot FILE --out=x.svg", "found.json", 10),
@@ -91,6 +94,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a valid file of each kind."""
     folder = tmp_path_factory.mktemp("valid")
     rows = [each for each in sweep([8]) if each["extra_info"]["devices"] in (1, 2)]
+    rows += [edited(row("data", "data=2", 32), {"compiled.flops": None}), failed("infeasible", "fsdp", "fsdp=16")]
     write_run(folder / "run.json", rows)
     write_run(folder / "other.json", [each | {"stats": {"data": [0.5]}} for each in rows])
     points = [point("strong", 8, 2.0, "matmuls"), point("strong", 16, None), point("weak", 8, 1.0, "latency")]
@@ -111,6 +115,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "runs.csv").write_text("\n".join(table[:5]) + "\n")
     code, said, _ = ended(f"predict {folder / 'runs.csv'} --out={folder / 'predicted.csv'}".split())
     assert code == 0, said
+    baseline = as_baseline(read_snapshot(folder / "run.json"))
+    (folder / "baseline.json").write_text(json.dumps(baseline))
     return folder
 
 
