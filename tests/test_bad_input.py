@@ -262,36 +262,38 @@ def test_a_broken_pipe_is_quiet() -> None:
         assert process.wait() in (141, -signal.SIGPIPE)  # which a shell calls 141
 
 
+STARTS = {
+    "module": "sys.argv = ['-m', *{command!r}]; runpy._run_module_as_main('benchmarks')",  # as `python -m` does
+    "installed": "sys.argv = ['/usr/bin/meshmark', *{command!r}]; from benchmarks.cli.main import main; main()",
+}
+"""Python that starts a command as a user starts it."""
+QUIET = {-signal.SIGINT, 130}
+
+
 @pytest.mark.usefixtures("_interruptible")
-@pytest.mark.parametrize("command", ["show fsdp", LOTS])
-def test_ctrl_c_as_soon_as_a_command_is_imported_is_quiet(command: str) -> None:
-    """Ctrl-C ends a command by SIGINT or with 130, without a traceback, once `benchmarks.cli` is there."""
-    started = [sys.executable, "-X", "importtime", "-m", "benchmarks", *command.split()]
+@pytest.mark.parametrize(
+    ("how", "command", "imported", "seconds", "statuses"),
+    [
+        *(("module", command, "benchmarks.cli", 0.0, QUIET) for command in ("show fsdp", LOTS)),
+        *(
+            ("module", command, "benchmarks.cli", seconds, {*QUIET, done})  # it may be done before
+            for command, done in (("show", 0), ("plot none.json", 5))
+            for seconds in (0.2, 0.6)
+        ),
+        ("installed", "plot none.json", "pandas", 0.0, {-signal.SIGINT}),
+    ],
+)
+def test_ctrl_c_while_a_command_is_imported_is_quiet(
+    how: str, command: str, imported: str, seconds: float, statuses: set[int]
+) -> None:
+    """Ctrl-C ends a command by SIGINT or with 130, without a traceback, from when `benchmarks.cli` is imported."""
+    code = f"import runpy, sys; {STARTS[how].format(command=command.split())}"
+    started = [sys.executable, "-X", "importtime", "-c", code]
     with subprocess.Popen(started, cwd=ROOT, stdout=-1, stderr=-1, text=True) as process:
         assert process.stderr
-        while not process.stderr.readline().endswith(" benchmarks.cli\n"):
+        while not process.stderr.readline().endswith(f" {imported}\n"):
             assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        assert "Traceback" not in process.stderr.read()
-        assert process.wait() in (-signal.SIGINT, 130)
-
-
-@pytest.mark.usefixtures("_interruptible")
-@pytest.mark.parametrize("command", ["show", "plot none.json"])
-@pytest.mark.parametrize("seconds", [0.2, 0.6])
-def test_ctrl_c_while_importing_is_quiet(command: str, seconds: float) -> None:
-    """Ctrl-C while a command imports ends it by SIGINT or with 130, without a traceback."""
-    code = f"import runpy, sys; sys.argv = ['-m', *{command.split()!r}]; import benchmarks.cli; "
-    code += "print('begun', flush=True); "
-    code += "runpy._run_module_as_main('benchmarks')"  # as `python -m` does
-    with subprocess.Popen(
-        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout
-        assert process.stderr
-        assert process.stdout.readline() == "begun\n"
         time.sleep(seconds)
         process.send_signal(signal.SIGINT)
-        errors = process.stderr.read()
-        assert "Traceback" not in errors
-        assert process.wait() in (-signal.SIGINT, 130, 0, 5)  # as without Ctrl-C where it was done already
+        assert "Traceback" not in process.stderr.read()
+        assert process.wait() in statuses

@@ -61,5 +61,7 @@ def test_an_own_axis_is_a_column_everywhere(tmp_path: Path, capsys: pytest.Captu
     shown("regress exact", stored, base)
     assert change in " ".join(shown("regress exact", stored, worse, status=1).split())
 
+    shown("plot", merged, "--out", tmp_path / "figures")
+    assert (tmp_path / "figures" / "memory_per_device.png").exists()
     shown("page", merged, "--out", tmp_path / "page.html")
     assert carried(tmp_path / "page.html")["parts"][0]["columns"][OWN] == [0, MIB]
