@@ -1,16 +1,15 @@
 """What the commands of `results` refuse: files that are not what they should be, and options without effect."""
 
-import io
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.cli.main import prepared, resolved
 from strategies.costs.overview import overview
+from tests.commands import assert_refused
 from tests.processes import ROOT
 from tests.results.documents import LANE, SCHEDULE, SPAN, candidate, predictions, run, search, trace
 from tests.results.synthetic import edited, failed, row, write_run
@@ -261,9 +260,7 @@ GATE = [
 @pytest.mark.parametrize(
     ("told", "content", "status", "message"), [*RUNS, *OPTIONS, *OTHER_FILES, *SEVERAL_RUNS, *GATE]
 )
-def test_it_is_refused(
-    told: str, content: Any, status: int, message: str, tmp_path: Path, monkeypatch: Any, capsys: Any
-) -> None:
+def test_it_is_refused(told: str, content: Any, status: int, message: str, tmp_path: Path, monkeypatch: Any) -> None:
     """With the exit code and a line that says what is wrong, and the value; nothing is written."""
     monkeypatch.chdir(tmp_path)
     write_run(tmp_path / "ok.json", [row()])
@@ -271,24 +268,13 @@ def test_it_is_refused(
     for name, each in zip(names, content if isinstance(content, tuple) else [content], strict=False):
         text = each if isinstance(each, str) else json.dumps(each)
         (tmp_path / name).write_text(text, encoding="utf-8", errors="surrogatepass")
-    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(content) if "-" in told.split() else ""))
-    before, (name, arguments) = files(tmp_path), resolved(told.split())
-    assert ended(lambda: prepared(name, arguments)()) == status
-    said = capsys.readouterr()
-    assert re.search(message, " ".join(f"{said.out} {said.err}".split()))
-    assert "Traceback" not in said.err
-    assert len(said.err.splitlines()) <= 1
+    stdin = json.dumps(content).encode() if "-" in told.split() else b""
+    before = files(tmp_path)
+    found = assert_refused(told, status, message, stdin)
+    assert len(found.err.splitlines()) <= 1
     assert files(tmp_path) == before
 
 
 def files(folder: Path) -> dict[str, bytes]:
     """All files below a folder, with their contents."""
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def ended(run: Callable[[], int | None]) -> Any:
-    """The exit code of a command."""
-    try:
-        return run()
-    except SystemExit as refused:
-        return refused.code

@@ -11,7 +11,7 @@ from benchmarks.simulate.intervals import interval
 from benchmarks.simulate.machines import machine
 from strategies import PRESETS
 from tests.benchmarks.simulate.host import FILE
-from tests.commands import command
+from tests.commands import assert_refused, command
 
 main = command("search")
 pytestmark = pytest.mark.usefixtures("_wide")
@@ -240,19 +240,13 @@ def test_nothing_fits(capsys):
         (["--topology=here", "--scaling=2..8", "--measure=2"], "--measure is of one topology"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(more, problem, capsys):
+def test_what_cannot_be_asked_is_refused(more, problem):
     """With a message that says what can be."""
-    with pytest.raises(SystemExit) as ended:
-        main([*ASKED, *more])
-    assert ended.value.code == 2
-    assert problem in capsys.readouterr().err
+    assert_refused(["search", *ASKED, *more], 2, problem)
 
 
 @pytest.mark.parametrize("option", ["json", "trace"])
-def test_a_file_that_cannot_be_written_is_refused(option, tmp_path, capsys):
+def test_a_file_that_cannot_be_written_is_refused(option, tmp_path):
     """Before anything is predicted."""
     (tmp_path / "file").touch()
-    with pytest.raises(SystemExit) as ended:
-        main([*ASKED, f"--{option}={tmp_path}/file/found.json"])
-    assert ended.value.code == 5
-    assert "cannot be written" in capsys.readouterr().err
+    assert_refused(["search", *ASKED, f"--{option}={tmp_path}/file/found.json"], 5, "cannot be written")

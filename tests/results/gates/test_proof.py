@@ -105,6 +105,14 @@ def test_a_plant_whose_text_is_gone_is_refused(
     assert "--gate exact has no '5% slower'" in capsys.readouterr().err
 
 
+def test_a_report_that_cannot_be_written_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An --out that is a folder ends with 5, before anything is compiled."""
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(SystemExit, match="5"):
+        main([f"--out={tmp_path / 'folder.png'}"])
+    assert "folder.png cannot be written: Is a directory" in capsys.readouterr().err
+
+
 def test_a_copy_that_does_not_run_ends_the_proof(checkout: Path) -> None:
     """A copy whose benchmarks write no rows ends the proof with their last output, and counts as nothing found."""
     (checkout / "benchmarks" / "conftest.py").write_text("raise RuntimeError('no such thing')\n")
