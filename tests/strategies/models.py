@@ -2,9 +2,10 @@
 
 import dataclasses
 
-from strategies import GPTConfig
+from strategies import PRESETS, GPTConfig
 from tests.strategies.equality import CONFIG
 
+HALF_NANO = dataclasses.replace(PRESETS["nano"], embed=64, sequence=32)
 SMALL = GPTConfig(layers=2, embed=32, heads=4, vocab=256, sequence=16)
 PAIRED = dataclasses.replace(SMALL, key_heads=2)
 SHALLOW = dataclasses.replace(SMALL, layers=1)

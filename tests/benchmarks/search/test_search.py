@@ -10,26 +10,12 @@ from benchmarks.search.candidates import MEMORY_FRACTION
 from benchmarks.simulate.intervals import interval
 from benchmarks.simulate.machines import machine
 from strategies import PRESETS
+from tests.benchmarks.search.asked import ASKED, fitting, found
 from tests.benchmarks.simulate.host import FILE
 from tests.commands import assert_refused, command
 
 main = command("search")
 pytestmark = pytest.mark.usefixtures("_wide")
-
-
-ASKED = ("--preset=gpt2", "--topology=h100:1x8", "--batch-size=64", "--remat=dots", "--strategy=fsdp,tensor,pipeline")
-
-
-def found(tmp_path, *more):
-    """The document that the command writes."""
-    path = tmp_path / "found.json"
-    assert main([*ASKED, f"--json={path}", *more]) == 0
-    return json.loads(path.read_text())
-
-
-def fitting(document):
-    """The rows of the candidates that fit."""
-    return [row for row in document["candidates"] if row["status"] == "fits"]
 
 
 def test_the_document_has_every_candidate(tmp_path, capsys):
