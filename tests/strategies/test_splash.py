@@ -1,4 +1,7 @@
-"""Steps with splash attention: equal to one device, and with the FLOPs that the formulas state (test_kept.py has residuals)."""
+"""Steps with splash attention: equal to one device, and with the FLOPs that the formulas state.
+
+costs/test_kept.py has their residuals.
+"""
 
 import dataclasses
 from functools import partial
