@@ -20,7 +20,7 @@ NAME = "test_step[mine-toy=2-b16]"
 
 
 def run(path: Path, sent: int, seconds: float = 1.0) -> Path:
-    """A run of `single` and of the strategy, which sends so many bytes over its axis."""
+    """A run of `single` and of the strategy, which sends this many bytes over its axis."""
     facts: dict[str, Any] = {"strategy": "mine", "mesh": "toy=2", "compiled.hash": "mine", "compiled.sent_bytes": sent}
     mine = edited(row("data", "data=2"), {**facts, OWN: sent, "between_processes.sent_bytes.toy": 0})
     samples = {"stats": {"data": [seconds]}}

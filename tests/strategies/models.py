@@ -27,7 +27,7 @@ SQUARE = GPTConfig(layers=2, embed=32, heads=4, vocab=256, sequence=128)
 # Scores are most of what a layer holds, or gradients are most of what a device holds.
 DENSE = GPTConfig(layers=2, embed=32, heads=4, vocab=128, sequence=512, mlp=64)
 WINDOWED = dataclasses.replace(DENSE, attention_window=384)
-# Heads of queries share heads of keys; one head of keys alone.
+# Query heads share KV heads; one KV head alone.
 GROUPED = dataclasses.replace(DENSE, key_heads=2)
 SHARED = dataclasses.replace(DENSE, key_heads=1)
 # Heads whose features are not those of the residual stream, and do not divide it.

@@ -102,7 +102,7 @@ def test_a_source_is_left_out_with_all_of_its_runs(table, tmp_path, capsys):
     ("arguments", "status", "problem"),
     [
         (["{table}", "--machine=abacus"], 2, "machine 'abacus' is not known"),
-        (["{table}", "--machine=a100_fsdp", "--only=luck"], 2, "luck is no constant; the constants are matmul_eff"),
+        (["{table}", "--machine=a100_fsdp", "--only=luck"], 2, "luck is not a constant; the constants are matmul_eff"),
         (["{folder}/none.csv", "--machine=a100_fsdp"], 5, "does not exist"),
         (
             ["{unmeasured}", "--machine=a100_fsdp"],

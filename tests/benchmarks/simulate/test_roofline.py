@@ -29,7 +29,7 @@ def collective_bandwidth(chip: Chip, mesh: Any, kind: str, axes: tuple[str, ...]
 
 
 def sent(kind: str, axes: tuple[str, ...], sent_bytes: float) -> Collective:
-    """A collective by which a device sends so many bytes."""
+    """A collective by which a device sends this many bytes."""
     return Collective(kind, axes, 1, False, Fraction(sent_bytes))
 
 

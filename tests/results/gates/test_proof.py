@@ -67,7 +67,7 @@ def test_the_cases_are_those_that_are_selected(options: tuple[str, ...], cases: 
 
 @pytest.mark.parametrize("edit", [edit for edit in EXACT if edit.changes], ids=lambda edit: edit.name)
 def test_what_is_edited_is_there(edit: Edit) -> None:
-    """Every text that an edit replaces occurs once in its file, and the edited file is valid Python and differs."""
+    """Every string that an edit replaces occurs once in its file, and the edited file is valid Python and differs."""
     plain = (ROOT / edit.file).read_text()
     assert all(plain.count(text) == 1 for text, _ in edit.changes)
     assert ast.dump(ast.parse(edited(ROOT, edit))) != ast.dump(ast.parse(plain))

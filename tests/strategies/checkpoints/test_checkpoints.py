@@ -132,7 +132,7 @@ def test_no_process_holds_an_array_that_its_strategy_shards(variant, monkeypatch
 
 
 def test_chunks_on_disk_are_small_and_divide_shards(monkeypatch):
-    """A chunk has one layer and at most so many bytes, and no two shards share one."""
+    """A chunk has one layer and at most that many bytes, and no two shards share one."""
     monkeypatch.setattr(canonical, "MOST_CHUNK_BYTES", 1000)
     for variant in NAMES:
         for leaf in canonical.leaves(step_of(variant)):
