@@ -49,6 +49,8 @@ TABLE: dict[str, tuple[int, str]] = {
     "regress baseline run.json --out=file": (5, "file cannot be written to: file is not a folder"),
     f"{SEARCH} --json=folder.png": (5, "folder.png cannot be written: Is a directory"),
     f"{SEARCH} --json=file/x.json": (5, "cannot be written: file is not a folder"),
+    f"{SEARCH} --trace=file/x.json": (5, "cannot be written: file is not a folder"),
+    "train --steps=1 --out=file": (5, "file cannot be written to: "),
     f"{SEARCH} --json={LONG}": (5, "cannot be written: File name too long"),
     f"{SEARCH} --json=/dev/full": (5, "/dev/full cannot be written: No space left on device; the result is in"),
     # outputs that are inputs, or each other
@@ -66,7 +68,6 @@ TABLE: dict[str, tuple[int, str]] = {
     "page run.json --out=-": (5, "- is not the name of a file; name another file, or /dev/stdout to print it"),
     # files that are JSON but not what is expected
     "plot missing.json": (5, "missing.json does not exist"),
-    "plot list.json": (5, "is JSON but not pytest-benchmark's"),
     "plot no-numbers.json": (
         5,
         "nothing to draw: no row was timed and equal to one device (1 without strategy or devices or",
@@ -80,7 +81,6 @@ TABLE: dict[str, tuple[int, str]] = {
     "predict file.txt": (5, "file.txt lacks the columns stack, device, devices, devices_per_host, layers and 12 more;"),
     "export run.json --at=3": (2, "--at and --dtype are of a checkpoint; pass --to-huggingface FOLDER, or remove them"),
     "show --mesh=tensor=7": (2, "tensor=7 does not divide heads=8; tensor can be 1, 2, 4 or 8"),
-    "page missing.json": (5, "missing.json does not exist"),
     "page list.json": (5, "is JSON but not pytest-benchmark's"),
     "page negative.json": (5, "tokens_per_second is -1; it must be a number above 0"),
     "page run.json run.json": (5, "is both in run.json and in run.json"),
@@ -88,7 +88,6 @@ TABLE: dict[str, tuple[int, str]] = {
     "page old.json": (5, "old.json was not written by `meshmark search --json FILE` of this version"),
     "plot texts.json": (5, "candidates[0]: needed_bytes is 'many'; it must be a number"),
     "plot no-chips.json": (5, "devices is 0; it must be a whole number of at least 1"),
-    "regress exact run.json list.json": (5, "is JSON but not pytest-benchmark's"),
     "regress exact run.json negative-counter.json": (5, "compiled.flops is -1; it must be a number"),
     "regress baseline list.json": (5, "is JSON but not pytest-benchmark's"),
     # what means nothing
@@ -155,25 +154,6 @@ def test_bad_input_is_refused_in_a_line(
     exit_code, words = TABLE[command]
     assert_refused(command, exit_code, re.escape(words), json.dumps(SCHEDULE).encode())
     assert {path: path.read_bytes() for path in before} == before, "an input was changed"
-
-
-@pytest.mark.parametrize(
-    ("stdin", "words"),
-    [
-        ("nothing", "stdin is cut short or not JSON"),
-        (SCHEDULE | {"stages": [[[]]]}, "in which nothing is done"),
-        (SCHEDULE | {"stages": [[[]], [[], []]]}, "stages have 1 to 2 ticks"),
-        (SCHEDULE | {"stages": [[[{"kind": "F", "microbatch": 0, "chunk": 1}]]]}, "of chunk 1, and `chunks` is 1"),
-        (SCHEDULE | {"stages": [[[]] * 2000]}, "1 stages of 2000 ticks cannot be drawn; 1400 of each at most"),
-    ],
-    ids=str,
-)
-def test_what_is_no_schedule_is_not_drawn(stdin: Any, words: str, tmp_path: Path) -> None:
-    """A schedule is complete before anything is drawn; the message says which command prints one."""
-    text = stdin if isinstance(stdin, str) else json.dumps(stdin)
-    said = assert_refused(f"plot - --out={tmp_path / 'x.png'}", 5, re.escape(words), text.encode()).err
-    assert "print one with `meshmark schedule NAME" in said
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_report_that_cannot_be_written_is_not_red(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

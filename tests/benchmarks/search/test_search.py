@@ -229,10 +229,3 @@ def test_nothing_fits(capsys):
 def test_what_cannot_be_asked_is_refused(more, problem):
     """With a message that says what can be."""
     assert_refused(["search", *ASKED, *more], 2, problem)
-
-
-@pytest.mark.parametrize("option", ["json", "trace"])
-def test_a_file_that_cannot_be_written_is_refused(option, tmp_path):
-    """Before anything is predicted."""
-    (tmp_path / "file").touch()
-    assert_refused(["search", *ASKED, f"--{option}={tmp_path}/file/found.json"], 5, "cannot be written")

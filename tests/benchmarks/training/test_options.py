@@ -44,9 +44,3 @@ def test_options_that_cannot_work_are_refused(options: str, message: str, tmp_pa
     """Invalid usage ends with 2 and a line that names the way out, before anything is compiled or written."""
     assert_refused(["train", *SMALL, *options.split(), f"--out={tmp_path / 'run'}"], 2, message)
     assert not (tmp_path / "run" / LOG).exists()
-
-
-def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    """An --out that is a file ends with 5 and a line that says so."""
-    (tmp_path / "file").touch()
-    assert_refused(["train", *SMALL, f"--out={tmp_path / 'file'}"], 5, "file cannot be written to: ")
