@@ -1,8 +1,8 @@
 """Amounts with units, and plain-text tables and sentences that fit the terminal.
 
-A sentence wraps, but a number stays on one line with its unit, and an interval with both of its ends. Cells do not
-wrap: if the columns of a table do not fit side by side, further tables below have the rest. A pipe or a file has tables
-as wide as they are.
+A sentence wraps, but a number stays on one line with its unit, and an interval with both of its ends. Of a table, names
+in the first column wrap at two fifths of the screen. Other cells stay whole: columns that do not fit are in further
+tables below. A pipe or a file has tables as wide as they are.
 """
 
 import re
@@ -77,16 +77,28 @@ def aligned(
     >>> aligned([("mesh", "tokens/s", "interval"), ("fsdp=8", "1,200", "0.9 to 1.1")], "<>>", width=20)
     ['mesh    tokens/s', 'fsdp=8     1,200', '', 'mesh      interval', 'fsdp=8  0.9 to 1.1']
     """
+    room = (width or table_width()) - len(indent)
+    rows = [line for row in rows for line in _row_lines(row, room * 2 // 5)]
     columns = [*zip(*rows, strict=True)]
     sides, least = align or "<" * len(columns), least or [0] * len(columns)
     widths = [max(letters, *map(len, column)) for letters, column in zip(least, columns, strict=True)]
     lines: list[str] = []
-    for places in side_by_side(widths, (width or table_width()) - len(indent)):
+    for places in side_by_side(widths, room):
         if lines:
             lines.append("")
         for row in rows:
             lines.append(indent + (" " * GAP).join(f"{row[at]:{sides[at]}{widths[at]}}" for at in places).rstrip())
     return lines
+
+
+def _row_lines(row: Sequence[str], width: int) -> list[Sequence[str]]:
+    """Return the lines of a row whose name, its first cell, wraps at this width.
+
+    >>> _row_lines(("a long name", "1.5"), 6)
+    [('a long', '1.5'), ('  name', '')]
+    """
+    names = wrapped(row[0], width) if len(row[0]) > width else row[:1]
+    return [(names[0], *row[1:]), *((name, *[""] * len(row[1:])) for name in names[1:])]
 
 
 def side_by_side(widths: Sequence[int], room: int) -> list[list[int]]:
