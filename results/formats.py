@@ -28,7 +28,7 @@ def as_markdown(rows: Cells, sides: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Escape a text so that Markdown shows it verbatim and GitHub mentions nobody.
+    """Escape a string so that Markdown shows it verbatim and GitHub mentions nobody.
 
     >>> print(escaped("a|b `c` @main"))
     a\\|b \\`c\\` &#64;main
@@ -39,7 +39,7 @@ def escaped(text: str) -> str:
 def as_csv(rows: Cells, sides: str = "") -> str:
     r"""Format a table as comma-separated values (RFC 4180, but with "\n" between lines); `sides` is ignored.
 
-    Spreadsheets run texts that begin as formulas do. They get a single quote in front, as OWASP advises.
+    Spreadsheets run strings that begin as formulas do. They get a single quote in front, as OWASP advises.
 
     >>> as_csv([("mesh", "ms"), ("data=2,tensor=4", "-1.5"), ("=1+1", "")])
     'mesh,ms\n"data=2,tensor=4",-1.5\n\'=1+1,'

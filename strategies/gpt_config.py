@@ -154,7 +154,7 @@ class GPTConfig:
 
     @property
     def key_features(self) -> int:
-        """Features of all key heads, and of all value heads."""
+        """Features of all KV heads: of their keys, and of their values."""
         return (self.key_heads or self.heads) * self.head_dim
 
     def copied(self, devices: int) -> "GPTConfig":

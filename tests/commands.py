@@ -1,10 +1,23 @@
 """Commands as `meshmark` runs them, in the process of a test."""
 
+import contextlib
+import io
+import re
+import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from benchmarks.cli.commands import COMMANDS
-from benchmarks.cli.main import prepared
+from benchmarks.cli.main import prepared, resolved
+
+
+class Ended(NamedTuple):
+    """What a command left: its exit code, and what it wrote to stdout and stderr."""
+
+    code: Any
+    out: str
+    err: str
 
 
 def command(name: str) -> Callable[[Sequence[str]], int]:
@@ -14,6 +27,30 @@ def command(name: str) -> Callable[[Sequence[str]], int]:
         return prepared(name, arguments)() or 0
 
     return main
+
+
+def ended(told: str | Sequence[str], stdin: bytes = b"") -> Ended:
+    """Run a command, with these bytes as its stdin, to its end."""
+    name, arguments = resolved(told.split() if isinstance(told, str) else told)
+    output, errors, before = io.StringIO(), io.StringIO(), sys.stdin
+    sys.stdin = io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8")
+    try:
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+            code = prepared(name, arguments)() or 0
+    except SystemExit as end:
+        code = end.code or 0  # a string is not a documented code
+    finally:
+        sys.stdin = before
+    return Ended(code, output.getvalue(), errors.getvalue())
+
+
+def assert_refused(told: str | Sequence[str], status: int, pattern: str, stdin: bytes = b"") -> Ended:
+    """Check that a command ends with an exit code and says what is wrong, without a traceback."""
+    found = ended(told, stdin)
+    assert found.code == status, found.err
+    assert re.search(pattern, " ".join(f"{found.out} {found.err}".split())), found.out + found.err
+    assert "Traceback" not in found.out + found.err
+    return found
 
 
 def parsed(name: str, arguments: Sequence[str] = ()) -> Namespace:

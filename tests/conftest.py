@@ -17,7 +17,9 @@ import pytest
 from tests.extras import MISSING
 
 # Failures of their assertions show their numbers.
-pytest.register_assert_rewrite(*(f"tests.strategies.{name}" for name in ("formulas", "jaxprs", "refusals")))
+pytest.register_assert_rewrite(
+    "tests.commands", *(f"tests.strategies.{name}" for name in ("formulas", "jaxprs", "refusals"))
+)
 
 
 def set_up() -> None:
@@ -87,6 +89,16 @@ def _interruptible() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="session")
+def valid_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a valid file of each kind, which tests read and leave as it is."""
+    from tests.valid_files import write_valid_files
+
+    folder = tmp_path_factory.mktemp("valid")
+    write_valid_files(folder)
+    return folder
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ def environment(**variables: Any) -> dict[str, str]:
 
 
 def peer_environment(devices_each: int, **variables: Any) -> dict[str, str]:
-    """The environment of one of several processes, with so many virtual devices."""
+    """The environment of one of several processes, with this many virtual devices."""
     ours = {
         "JAX_NUM_CPU_DEVICES": devices_each,
         "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",

@@ -63,7 +63,7 @@ def measured(runner: Path) -> Path:
 
 
 def as_baseline(run: Path, path: Path, collectives: int = 0) -> Path:
-    """Write a run with so many collectives fewer outside of loops, as a baseline that the measured run may exceed."""
+    """Write a run with this many collectives fewer outside of loops, as a baseline that the measured run may exceed."""
     report = json.loads(run.read_text())
     for row in (*report["benchmarks"], *report["untimed"]):
         row.get("extra_info", row)["compiled.collectives.all_reduce.outside_loops"] -= collectives

@@ -1,8 +1,8 @@
 """Bad input of each command: its exit code, a message that says what is wrong, and no traceback."""
 
-import importlib
-import io
 import json
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.cli.main import prepared, resolved
+from tests.commands import assert_refused, ended
 from tests.results.documents import SCHEDULE, searches
-from tests.results.synthetic import edited, row, sweep, write_run
+from tests.results.synthetic import edited, row, write_run
 
 ROOT = Path(__file__).parent.parent
 LONG = "x" * 300
@@ -47,9 +47,10 @@ TABLE: dict[str, tuple[int, str]] = {
     f"regress exact run.json run.json --bencher-json={LONG}": (5, "cannot be written: File name too long"),
     "regress exact run.json run.json --action-json=/dev/full": (5, "/dev/full cannot be written: No space"),
     "regress baseline run.json --out=file": (5, "file cannot be written to: file is not a folder"),
-    "tests.results.gates.proof --out=folder.png": (5, "folder.png cannot be written: Is a directory"),
     f"{SEARCH} --json=folder.png": (5, "folder.png cannot be written: Is a directory"),
     f"{SEARCH} --json=file/x.json": (5, "cannot be written: file is not a folder"),
+    f"{SEARCH} --trace=file/x.json": (5, "cannot be written: file is not a folder"),
+    "train --steps=1 --out=file": (5, "file cannot be written to: "),
     f"{SEARCH} --json={LONG}": (5, "cannot be written: File name too long"),
     f"{SEARCH} --json=/dev/full": (5, "/dev/full cannot be written: No space left on device; the result is in"),
     # outputs that are inputs, or each other
@@ -67,7 +68,6 @@ TABLE: dict[str, tuple[int, str]] = {
     "page run.json --out=-": (5, "- is not the name of a file; name another file, or /dev/stdout to print it"),
     # files that are JSON but not what is expected
     "plot missing.json": (5, "missing.json does not exist"),
-    "plot list.json": (5, "is JSON but not pytest-benchmark's"),
     "plot no-numbers.json": (
         5,
         "nothing to draw: no row was timed and equal to one device (1 without strategy or devices or",
@@ -81,7 +81,6 @@ TABLE: dict[str, tuple[int, str]] = {
     "predict file.txt": (5, "file.txt lacks the columns stack, device, devices, devices_per_host, layers and 12 more;"),
     "export run.json --at=3": (2, "--at and --dtype are of a checkpoint; pass --to-huggingface FOLDER, or remove them"),
     "show --mesh=tensor=7": (2, "tensor=7 does not divide heads=8; tensor can be 1, 2, 4 or 8"),
-    "page missing.json": (5, "missing.json does not exist"),
     "page list.json": (5, "is JSON but not pytest-benchmark's"),
     "page negative.json": (5, "tokens_per_second is -1; it must be a number above 0"),
     "page run.json run.json": (5, "is both in run.json and in run.json"),
@@ -89,7 +88,6 @@ TABLE: dict[str, tuple[int, str]] = {
     "page old.json": (5, "old.json was not written by `meshmark search --json FILE` of this version"),
     "plot texts.json": (5, "candidates[0]: needed_bytes is 'many'; it must be a number"),
     "plot no-chips.json": (5, "devices is 0; it must be a whole number of at least 1"),
-    "regress exact run.json list.json": (5, "is JSON but not pytest-benchmark's"),
     "regress exact run.json negative-counter.json": (5, "compiled.flops is -1; it must be a number"),
     "regress baseline list.json": (5, "is JSON but not pytest-benchmark's"),
     # what means nothing
@@ -125,13 +123,12 @@ TABLE: dict[str, tuple[int, str]] = {
 
 
 @pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of input files, most of them bad."""
-    folder = tmp_path_factory.mktemp("inputs")
+def inputs(valid_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of input files: valid ones and bad ones."""
+    folder = shutil.copytree(valid_files, tmp_path_factory.mktemp("inputs") / "files")
     (folder / "folder.png").mkdir()
     for name in ("file", "file.txt"):
         (folder / name).write_text("")
-    write_run(folder / "run.json", sweep([8]))
     changed: dict[str, dict[str, Any]] = {
         "no-numbers": NO_NUMBERS,
         "no-devices": {"devices": 0},
@@ -146,92 +143,36 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(command: str, monkeypatch: pytest.MonkeyPatch, stdin: str = "") -> int:
-    """Run a command in this process, and return its exit code."""
-    name, arguments = resolved(command.split())
-    monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
-    try:
-        if not name:  # not a command of meshmark
-            module, *arguments = arguments
-            return importlib.import_module(module).main(arguments) or 0
-        return prepared(name, arguments)() or 0
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else 1
-
-
 @pytest.mark.parametrize("command", TABLE)
 def test_bad_input_is_refused_in_a_line(
-    command: str, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bad input exits with the documented code and a message that says what is wrong, and no input changes."""
     before = {path: path.read_bytes() for path in inputs.glob("*.*") if path.is_file()}
     monkeypatch.chdir(inputs)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # what cannot be written where it should be is saved there
     exit_code, words = TABLE[command]
-    assert run(command, monkeypatch, json.dumps(SCHEDULE)) == exit_code
-    said = capsys.readouterr()
-    assert words in " ".join((said.err + said.out).split())
-    assert "Traceback" not in said.err + said.out
+    assert_refused(command, exit_code, re.escape(words), json.dumps(SCHEDULE).encode())
     assert {path: path.read_bytes() for path in before} == before, "an input was changed"
 
 
-@pytest.mark.parametrize(
-    ("stdin", "words"),
-    [
-        ("nothing", "stdin is cut short or not JSON"),
-        (SCHEDULE | {"stages": [[[]]]}, "in which nothing is done"),
-        (SCHEDULE | {"stages": [[[]], [[], []]]}, "stages have 1 to 2 ticks"),
-        (SCHEDULE | {"stages": [[[{"kind": "F", "microbatch": 0, "chunk": 1}]]]}, "of chunk 1, and `chunks` is 1"),
-        (SCHEDULE | {"stages": [[[]] * 2000]}, "1 stages of 2000 ticks cannot be drawn; 1400 of each at most"),
-    ],
-    ids=str,
-)
-def test_what_is_no_schedule_is_not_drawn(
-    stdin: Any, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A schedule is complete before anything is drawn; the message says which command prints one."""
-    text = stdin if isinstance(stdin, str) else json.dumps(stdin)
-    assert run(f"plot - --out={tmp_path / 'x.png'}", monkeypatch, text) == 5
-    said = capsys.readouterr().err
-    assert words in said
-    assert "print one with `meshmark schedule NAME" in said
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_result_that_cannot_be_written_is_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A result that cannot be written, as on a full disk, is saved in another file that the message names."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert run(f"{SEARCH} --json=/dev/full", monkeypatch) == 5
-    said = capsys.readouterr()
-    (kept,) = tmp_path.glob("meshmark-*/full")
-    assert f"the result is in {kept}" in said.err
-    assert json.loads(kept.read_text())["kind"] == "search"
-    assert "candidates" in said.out
-
-
-def test_a_report_that_cannot_be_written_is_not_red(
-    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_that_cannot_be_written_is_not_red(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A green gate whose report is lost exits with 5, a red one stays red."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
     text = edited(row(), {"compiled.flops": 1})
     base, worse = write_run(tmp_path / "base.json", [text]), write_run(tmp_path / "worse.json", [row()])
     monkeypatch.setattr("results.regress.prepare", lambda paths, inputs: None)
-    assert run(f"regress exact {base} {base} --markdown=/dev/full", monkeypatch) == 5
-    said = capsys.readouterr()
-    assert said.out.endswith("green: 1 same\n")
-    assert "/dev/full cannot be written: No space left on device; nor can a temporary file: " in said.err
-    assert run(f"regress exact {base} {worse} --markdown=/dev/full", monkeypatch) == 1
+    lost = "/dev/full cannot be written: No space left on device; nor can a temporary file: "
+    assert assert_refused(f"regress exact {base} {base} --markdown=/dev/full", 5, lost).out.endswith("green: 1 same\n")
+    assert ended(f"regress exact {base} {worse} --markdown=/dev/full").code == 1
 
 
-def test_a_name_leads_out_of_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_leads_out_of_no_folder(tmp_path: Path) -> None:
     """Figures stay inside --out whatever a preset is called, such as a path to another folder."""
     rows = [row(preset=EVIL), row("data", "data=2", preset=EVIL), row(preset=EVIL.replace("/", "_"))]
     path = write_run(tmp_path / "run.json", rows)
     out = tmp_path / "a" / "b" / "c" / "out"
-    assert run(f"plot {path} --out={out}", monkeypatch) == 0
+    assert ended(f"plot {path} --out={out}").code == 0
     assert {path.name for path in tmp_path.iterdir()} == {"run.json", "a"}
     assert {path.parent.parent for path in tmp_path.rglob("*.png")} == {out}
     assert len([path for path in out.iterdir() if path.is_dir()]) == 2, "what is called alike has folders apart"
@@ -243,7 +184,7 @@ def test_figures_are_beside_their_file(tmp_path: Path, monkeypatch: pytest.Monke
     cases = [row(batch=batch) for batch in (8, 16)] + [row("data", "data=2", batch) for batch in (8, 16)]
     write_run(tmp_path / "runs" / "first.json", cases)
     monkeypatch.chdir(tmp_path)
-    assert run("plot runs/first.json", monkeypatch) == 0
+    assert ended("plot runs/first.json").code == 0
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
     assert len(list((tmp_path / "runs" / "first-figures").glob("*.png"))) >= 5
 
@@ -262,36 +203,38 @@ def test_a_broken_pipe_is_quiet() -> None:
         assert process.wait() in (141, -signal.SIGPIPE)  # which a shell calls 141
 
 
+STARTS = {
+    "module": "sys.argv = ['-m', *{command!r}]; runpy._run_module_as_main('benchmarks')",  # as `python -m` does
+    "installed": "sys.argv = ['/usr/bin/meshmark', *{command!r}]; from benchmarks.cli.main import main; main()",
+}
+"""Python that starts a command as a user starts it."""
+QUIET = {-signal.SIGINT, 130}
+
+
 @pytest.mark.usefixtures("_interruptible")
-@pytest.mark.parametrize("command", ["show fsdp", LOTS])
-def test_ctrl_c_as_soon_as_a_command_is_imported_is_quiet(command: str) -> None:
-    """Ctrl-C ends a command by SIGINT or with 130, without a traceback, once `benchmarks.cli` is there."""
-    started = [sys.executable, "-X", "importtime", "-m", "benchmarks", *command.split()]
+@pytest.mark.parametrize(
+    ("how", "command", "imported", "seconds", "statuses"),
+    [
+        *(("module", command, "benchmarks.cli", 0.0, QUIET) for command in ("show fsdp", LOTS)),
+        *(
+            ("module", command, "benchmarks.cli", seconds, {*QUIET, done})  # it may be done before
+            for command, done in (("show", 0), ("plot none.json", 5))
+            for seconds in (0.2, 0.6)
+        ),
+        ("installed", "plot none.json", "pandas", 0.0, {-signal.SIGINT}),
+    ],
+)
+def test_ctrl_c_while_a_command_is_imported_is_quiet(
+    how: str, command: str, imported: str, seconds: float, statuses: set[int]
+) -> None:
+    """Ctrl-C ends a command by SIGINT or with 130, without a traceback, from when `benchmarks.cli` is imported."""
+    code = f"import runpy, sys; {STARTS[how].format(command=command.split())}"
+    started = [sys.executable, "-X", "importtime", "-c", code]
     with subprocess.Popen(started, cwd=ROOT, stdout=-1, stderr=-1, text=True) as process:
         assert process.stderr
-        while not process.stderr.readline().endswith(" benchmarks.cli\n"):
+        while not process.stderr.readline().endswith(f" {imported}\n"):
             assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        assert "Traceback" not in process.stderr.read()
-        assert process.wait() in (-signal.SIGINT, 130)
-
-
-@pytest.mark.usefixtures("_interruptible")
-@pytest.mark.parametrize("command", ["show", "plot none.json"])
-@pytest.mark.parametrize("seconds", [0.2, 0.6])
-def test_ctrl_c_while_importing_is_quiet(command: str, seconds: float) -> None:
-    """Ctrl-C while a command imports ends it by SIGINT or with 130, without a traceback."""
-    code = f"import runpy, sys; sys.argv = ['-m', *{command.split()!r}]; import benchmarks.cli; "
-    code += "print('begun', flush=True); "
-    code += "runpy._run_module_as_main('benchmarks')"  # as `python -m` does
-    with subprocess.Popen(
-        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout
-        assert process.stderr
-        assert process.stdout.readline() == "begun\n"
         time.sleep(seconds)
         process.send_signal(signal.SIGINT)
-        errors = process.stderr.read()
-        assert "Traceback" not in errors
-        assert process.wait() in (-signal.SIGINT, 130, 0, 5)  # as without Ctrl-C where it was done already
+        assert "Traceback" not in process.stderr.read()
+        assert process.wait() in statuses

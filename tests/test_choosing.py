@@ -71,9 +71,3 @@ def test_readme_shows_rows_of_the_measured_run():
     (percent,) = re.findall(r"Differences below (\d+)% are noise", README)
     (resolved,) = re.findall(r"less than ([\d.]+)% with batch 16", " ".join(terminal.resolution(rows)))
     assert math.ceil(float(resolved)) == int(percent)
-
-
-def test_readme_is_short():
-    """At most 600 words, without code, output and the addresses of links."""
-    prose = re.sub(r"```.*?```|^    .*?$|\]\([^)]*\)|\|", " ", README, flags=re.DOTALL | re.MULTILINE)
-    assert len(prose.split()) <= 600

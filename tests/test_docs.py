@@ -16,11 +16,17 @@ SHORT = [*GUIDES, *(page for room in (".", "strategies", "contribute") for page 
 
 
 def test_pages_are_few_and_short():
-    """A page has at most 1,200 words; at most 14 guides have 12,000, so that each thing is said once."""
+    """A page has at most 1,200 words; at most 14 guides have 12,000, so that each thing is said once.
+
+    README has at most 600, without code, output and the addresses of links.
+    """
     words = {path: len(path.read_text().split()) for path in SHORT}
     assert {path: count for path, count in words.items() if count > MOST_WORDS} == {}
     assert len(GUIDES) <= 14
     assert sum(words[path] for path in GUIDES) <= 12_000
+    readme = (ROOT / "README.md").read_text()
+    prose = re.sub(r"```.*?```|^    .*?$|\]\([^)]*\)|\|", " ", readme, flags=re.DOTALL | re.MULTILINE)
+    assert len(prose.split()) <= 600
 
 
 def test_the_reference_has_every_public_name():

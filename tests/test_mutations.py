@@ -4,29 +4,20 @@ Hypothesis mutates what each command reads: types, keys, numbers, encodings, cel
 examples each time; `tox -e factorisations` tries many more, and others each night.
 """
 
-import contextlib
-import io
-import json
-import sys
 import time
 import warnings
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.cli.commands import COMMANDS as KNOWN
-from benchmarks.cli.main import prepared, resolved
-from benchmarks.simulate.machines import FOLDER
-from strategies.costs.overview import overview
+from benchmarks.cli.main import resolved
+from tests.commands import ended
 from tests.mutations import TEXTS, mutated
-from tests.processes import ROOT
-from tests.results.documents import SCHEDULE, log, point, search, searches, spans, trace
-from tests.results.synthetic import sweep, write_run
 
-SPANS = ("compute", 0, 4), ("exposed", 4, 2), ("memory", 6, 1), ("between hosts", 1, 5), ("inside a host", 5, 3)
 SECONDS = 10.0
 """Most seconds of processor time that a command may take to refuse or to finish."""
 CODES = 0, 1, 2, 4, 5
@@ -40,7 +31,7 @@ class Reader(NamedTuple):
 
     command: str
     name: str
-    """Of the file of `files` that is mutated; the arguments name it as FILE."""
+    """Of the valid file that is mutated; the arguments name it as FILE."""
     examples: int = 30
 
 
@@ -53,6 +44,7 @@ READERS = [
     Reader("regress exact run.json FILE", "run.json"),
     Reader("regress baseline FILE --out=baselines", "run.json"),
     Reader("regress exact run.json FILE --across-versions=5% --markdown=x.md", "run.json", 15),
+    Reader("regress exact FILE run.json", "baseline.json"),
     Reader("merge FILE other.json --out=merged.json", "run.json"),
     Reader("merge FILE other.json --only-shared-cases --out=merged.json", "run.json", 15),
     Reader("plot FILE --out=x.svg", "found.json", 10),
@@ -61,7 +53,7 @@ READERS = [
     Reader("plot FILE --out=figures", "log.jsonl", 10),
     Reader("plot - --out=x.svg", "schedule.json", 15),
     Reader("plot - --out=x.svg", "overview.json", 10),
-    Reader("plot - --out=diagrams", "overviews.json", 10),
+    Reader("plot - --out=diagrams", "overview.json", 10),
     Reader("plot FILE --out=pages", "predicted.csv", 6),
     Reader("predict FILE --out=out.csv", "runs.csv"),
     Reader("predict runs.csv --machine=FILE", "machine.json"),
@@ -86,57 +78,15 @@ UNTRIED = {"--compile", "--measure", "--workers", "--devices", "--png", "--json"
 """Options that are not tried: they compile and time steps, or draw in another process, which takes too long."""
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a valid file of each kind."""
-    folder = tmp_path_factory.mktemp("valid")
-    rows = [each for each in sweep([8]) if each["extra_info"]["devices"] in (1, 2)]
-    write_run(folder / "run.json", rows)
-    write_run(folder / "other.json", [each | {"stats": {"data": [0.5]}} for each in rows])
-    points = [point("strong", 8, 2.0, "matmuls"), point("strong", 16, None), point("weak", 8, 1.0, "latency")]
-    shown = overview("fsdp", "nano", mesh="fsdp=2").as_dict()
-    contents = {
-        "scaling": search(*points),
-        "trace": trace(*spans(*SPANS)),
-        "schedule": SCHEDULE,
-        "overview": [shown],
-        "overviews": [shown],
-    }
-    for name, content in contents.items():
-        (folder / f"{name}.json").write_text(json.dumps(content))
-    (folder / "found.json").write_text(json.dumps(searches()["found.json"]))
-    (folder / "log.jsonl").write_bytes(log(folder, "single").read_bytes())
-    (folder / "machine.json").write_text(json.dumps(json.loads((FOLDER / "meshmark_gpus.json").read_text())))
-    table = (ROOT / "results" / "published" / "mpt_fsdp_a100_80gb.csv").read_text().splitlines()
-    (folder / "runs.csv").write_text("\n".join(table[:5]) + "\n")
-    code, said, _ = ended(f"predict {folder / 'runs.csv'} --out={folder / 'predicted.csv'}".split())
-    assert code == 0, said
-    return folder
-
-
-def ended(command: list[str], stdin: bytes = b"") -> tuple[Any, str, str]:
-    """Run a command in this process; return its exit code, and what it wrote to stderr and to stdout."""
-    name, arguments = resolved(command)
-    output, errors, before = io.StringIO(), io.StringIO(), sys.stdin
-    sys.stdin = io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8")
-    try:
-        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of figures whose fonts lack a letter
-            code = prepared(name, arguments)() or 0
-    except SystemExit as end:
-        code = end.code or 0  # a text is no documented code
-    finally:
-        sys.stdin = before
-    return code, errors.getvalue(), output.getvalue()
-
-
 def require_clear_end(command: list[str], stdin: bytes = b"") -> None:
     """Check that a command ends as documented: with a result, or with one line of printable text.
 
     A gate says in its report on stdout what is wrong.
     """
     start = time.process_time()
-    code, said, printed = ended(command, stdin)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of figures whose fonts lack a letter
+        code, printed, said = ended(command, stdin)
     assert time.process_time() - start < SECONDS
     assert code in CODES
     (said + printed).encode()  # a lone surrogate would end a terminal's writer
@@ -189,35 +139,37 @@ def try_arguments(command: str, files: Path, tried: settings) -> None:
 
 @pytest.mark.parametrize("reader", READERS, ids=lambda reader: f"{reader.command.split()[0]}-{reader.name}")
 def test_a_mutated_file_ends_in_a_result_or_a_line(
-    reader: Reader, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    reader: Reader, valid_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No traceback, no hang, no line that cannot be printed; the exit code is a documented one."""
     monkeypatch.chdir(tmp_path)
-    try_file(reader, files, tmp_path, tries(reader.examples, same=True))
+    try_file(reader, valid_files, tmp_path, tries(reader.examples, same=True))
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.split()[0])
 def test_a_mutated_argument_ends_in_a_result_or_a_line(
-    command: str, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, valid_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Any option with any value: a result, or the line that says what is wrong with it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    try_arguments(command, files, tries(25, same=True))
+    try_arguments(command, valid_files, tries(25, same=True))
 
 
 @pytest.mark.factorisations
 @pytest.mark.parametrize("reader", READERS, ids=lambda reader: f"{reader.command.split()[0]}-{reader.name}")
-def test_many_mutated_files(reader: Reader, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_mutated_files(reader: Reader, valid_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same law, with other examples each time."""
     monkeypatch.chdir(tmp_path)
-    try_file(reader, files, tmp_path, tries(20 * reader.examples, same=False))
+    try_file(reader, valid_files, tmp_path, tries(20 * reader.examples, same=False))
 
 
 @pytest.mark.factorisations
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.split()[0])
-def test_many_mutated_arguments(command: str, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_mutated_arguments(
+    command: str, valid_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same law, with other examples each time."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    try_arguments(command, files, tries(500, same=False))
+    try_arguments(command, valid_files, tries(500, same=False))

@@ -4,10 +4,12 @@ import errno
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,9 +17,8 @@ from benchmarks.cli.commands import COMMANDS
 from benchmarks.cli.main import prepared, resolved
 from benchmarks.cli.outputs import Unwritable, write_then_print
 from benchmarks.cli.statuses import UNWRITTEN
+from tests.commands import assert_refused
 from tests.processes import ROOT
-from tests.results.documents import searches
-from tests.results.synthetic import sweep, write_run
 
 SEARCH = "search --preset=nano --topology=h100:1x2 --batch-size=8 --strategy=data"
 TABLE = {
@@ -55,25 +56,12 @@ class Full(io.StringIO):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with files that the commands read."""
-    folder = tmp_path_factory.mktemp("inputs")
-    rows = sweep([8])
-    write_run(folder / "run.json", rows)
-    write_run(folder / "other.json", [each | {"stats": {"data": [0.5]}} for each in rows])
-    table = (ROOT / "results" / "published" / "mpt_fsdp_a100_80gb.csv").read_text().splitlines()
-    (folder / "runs.csv").write_text("\n".join(table[:12]) + "\n")
-    (folder / "found.json").write_text(json.dumps(searches()["found.json"]))
-    return folder
-
-
 @pytest.mark.parametrize("command", TABLE)
 def test_files_are_there_though_nothing_can_be_printed(
-    command: str, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, valid_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A command whose stdout is full has written all of its files."""
-    monkeypatch.chdir(shutil.copytree(inputs, tmp_path / "here"))
+    monkeypatch.chdir(shutil.copytree(valid_files, tmp_path / "here"))
     name, arguments = resolved(command.split())
     run = prepared(name, arguments)
     monkeypatch.setattr("sys.stdout", Full())
@@ -83,17 +71,42 @@ def test_files_are_there_though_nothing_can_be_printed(
         assert Path(file).stat().st_size > 0
 
 
+@pytest.mark.parametrize("command", TABLE)
+def test_files_are_whole_or_as_they_were(
+    command: str, valid_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command that cannot replace its files leaves earlier ones as they were, and says where its results are."""
+    monkeypatch.chdir(shutil.copytree(valid_files, tmp_path / "here"))
+    files = [Path(file, "jax-0.10.2.json") if file == "baselines" else Path(file) for file in TABLE[command]]
+    for path in files:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("an earlier result")
+    before = sorted(Path().rglob("*"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(Path, "replace", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+    said = assert_refused(command, 5, "No space left on device; the result is in").err
+    assert {path.read_text() for path in files} == {"an earlier result"}
+    assert sorted(Path().rglob("*")) == before
+    assert all(Path(path).exists() for path in re.findall(r"the result is in ([^\s;]+)", said))
+
+
 def test_every_command_that_writes_is_in_the_table() -> None:
     """Each of them is tried, or says why it is not."""
     writing = {name for name, command in COMMANDS.items() if {*WRITES} & {one.name for one in command.all_options()}}
     assert writing - {resolved(command.split())[0] for command in TABLE} == {*ELSEWHERE}
 
 
-def test_a_file_that_cannot_be_written_keeps_nothing_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The other files are written, and the report is printed; the error says where the file is."""
+def test_a_file_that_cannot_be_written_keeps_nothing_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The other files are written, and the report is printed; the error says where the file is, as on a full disk."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     files = {Path("/dev/full"): "one", tmp_path / "x": "two"}
-    with pytest.raises(Unwritable, match=r"/dev/full cannot be written: .*; the result is in"):
+    with pytest.raises(Unwritable, match=r"/dev/full cannot be written: .*; the result is in") as refused:
         write_then_print(files, "report", named=True)
+    (kept,) = tmp_path.glob("meshmark-*/full")
+    assert kept.read_text() == "one"
+    assert str(refused.value).endswith(f"the result is in {kept}")
     assert (tmp_path / "x").read_text() == "two"
     assert capsys.readouterr().out == f"report\nwrote {tmp_path / 'x'}\n"
 
@@ -106,15 +119,10 @@ def test_a_file_that_cannot_be_written_keeps_nothing_back(tmp_path: Path, capsys
         f"{SEARCH} --json=x.svg --trace=x.svg",
     ],
 )
-def test_two_outputs_are_two_files(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_outputs_are_two_files(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two outputs of one path are refused before one overwrites the other."""
     monkeypatch.chdir(tmp_path)
-    name, arguments = resolved(command.split())
-    with pytest.raises(SystemExit, match="5"):
-        prepared(name, arguments)()
-    assert "x.svg would overwrite the output of --json; name another file" in capsys.readouterr().err
+    assert_refused(command, 5, "x.svg would overwrite the output of --json; name another file")
     assert not list(tmp_path.iterdir())
 
 

@@ -21,9 +21,9 @@ class Column:
 
     Attributes:
         name: a key of `extra_info`; a part in angle brackets, such as `<axis>`, stands for any word.
-        type: `text`, `word` (a text that is never null), `flag`, `count` (a whole number of at least 1), `amount` (at
+        type: `text`, `word` (a string that is never null), `flag`, `count` (a whole number of at least 1), `amount` (at
             least 0), `positive` or `number`. Values are null where they are not known.
-        unit: unit of the values; empty for texts, flags and plain numbers.
+        unit: unit of the values; empty for strings, flags and plain numbers.
         part: of docs/reference/columns.md.
         source: where the record has the value: a path of attributes, or the name of a mapping from names of columns to
             values (`Record.as_extra_info`); empty if the path is the column's name.

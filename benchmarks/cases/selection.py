@@ -1,4 +1,4 @@
-"""The cases that options select: their texts are checked against the registry of strategies, and the devices."""
+"""The cases that options select: their strings are checked against the registry of strategies, and the devices."""
 
 import argparse
 import dataclasses
@@ -39,7 +39,7 @@ PARSERS: dict[Any, Callable[[str], Any]] = {
     **{int: count, int | None: count, float: amount, bool: switch},
     get_type_hints(TrainConfig)["unroll"]: count_or_auto,
 }
-"""Parsers by the type of a `TrainConfig` field; fields of other types are texts."""
+"""Parsers by the type of a `TrainConfig` field; fields of other types are strings."""
 
 
 def model(option: argparse.Namespace, base: tuple[str, GPTConfig] | None = None) -> tuple[str, GPTConfig]:

@@ -291,7 +291,7 @@ def several_processes_requested(option: Namespace) -> bool:
     if alone and (option.join_timeout, option.lost_after) != (JOIN_TIMEOUT, LOST_AFTER):
         raise ValueError("--join-timeout and --lost-after are of several processes; remove them, or pass --distributed")
     if not missing and option.process_id >= option.processes:
-        raise ValueError(f"--process-id {option.process_id} is none of {option.processes} processes, 0 the first")
+        raise ValueError(f"--process-id {option.process_id} is too large; it can be 0 to {option.processes - 1}")
     if option.coordinator is not None:
         host, _, port = option.coordinator.rpartition(":")
         if not host or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 2**16:

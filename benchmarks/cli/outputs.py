@@ -171,9 +171,9 @@ def save_text(path: Path, text: str) -> None:
 
 
 def write_then_print(files: Mapping[Path, str], text: str, *, named: bool = False) -> None:
-    """Write text files, and print a text after them: stdout may be on a full disk, or a pipe that `head` has closed.
+    """Write text files, and print a report after them: stdout may be on a full disk, or a pipe that `head` has closed.
 
-    If a file cannot be written, the others are, and the text is printed. `files` are contents by path. With `named`,
+    If a file cannot be written, the others are, and the report is printed. `files` are contents by path. With `named`,
     also print which files were written.
     """
     problems, lines = [], [text]
@@ -191,7 +191,7 @@ def write_then_print(files: Mapping[Path, str], text: str, *, named: bool = Fals
 
 
 def present(option: argparse.Namespace, document: str, text: str) -> None:
-    """Print a text, or its JSON document with `--json`; draw the document with `--png`. Files come first."""
+    """Print a report, or its JSON document with `--json`; draw the document with `--png`. Files come first."""
     paths = {"--json": option.json, "--png": option.png}
     require_apart({name: path for name, path in paths.items() if path not in (None, STDOUT)})
     if option.json not in (None, STDOUT):
@@ -209,7 +209,7 @@ def present(option: argparse.Namespace, document: str, text: str) -> None:
 
 
 def safe_name(text: str) -> str:
-    """Convert a text to a valid name of a file or folder that cannot leave its parent folder.
+    """Convert a string to a valid name of a file or folder that cannot leave its parent folder.
 
     >>> safe_name("gpt2-124439808-1024-float32-dots"), safe_name("../../evil"), safe_name("..")
     ('gpt2-124439808-1024-float32-dots', '_.._evil', '_')

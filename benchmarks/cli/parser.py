@@ -198,7 +198,7 @@ def commas(read: Callable[[str], T]) -> Callable[[str], list[T]]:
 
 
 def sentence(text: str) -> str:
-    """A text that begins with a capital and ends with a full stop.
+    """Return a sentence with a capital and a full stop.
 
     >>> sentence("judge a change")
     'Judge a change.'

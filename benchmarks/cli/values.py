@@ -1,6 +1,6 @@
 """Parsers of the values of options: from text to a value, or an `argparse.ArgumentTypeError` that says what to write.
 
-None of them needs JAX. Names of strategies, of their options and of mesh axes stay texts here: `cases/selection.py`
+None of them needs JAX. Names of strategies, of their options and of mesh axes stay strings here: `cases/selection.py`
 checks them against the registry, which a user's own strategies extend.
 """
 

@@ -75,7 +75,7 @@ class Topology:
 
     @classmethod
     def parse(cls, text: str) -> "Topology":
-        """Parse the text that `str` gives, in any case.
+        """Parse the string that `str` gives, in any case.
 
         >>> str(Topology.parse("v5p:4x4x4")), Topology.parse("h100:16x8").platform
         ('v5p:4x4x4', 'cuda')
@@ -86,7 +86,7 @@ class Topology:
         return cls(CLOUD_NAMES.get(parts[1], parts[1]), tuple(map(int, parts[2].split("x"))))
 
     def __str__(self) -> str:
-        """The text that `parse` reads."""
+        """The string that `parse` reads."""
         return f"{self.kind}:{'x'.join(map(str, self.shape))}"
 
     @property

@@ -42,7 +42,7 @@ from benchmarks.run.machine import (
 from benchmarks.run.progress import Progress, print_summary, say_regularly
 from benchmarks.run.states import RunSettings
 from benchmarks.run.supervise import JOURNAL, RESUMED, STOP
-from benchmarks.simulate.machines import predicting_machine
+from benchmarks.simulate.machines import machine_for_run
 from strategies.backends.backend import private
 
 OF_RUNNING = "memory_profile", "trace_dir", "attribution"
@@ -173,7 +173,7 @@ def settings_of(option: argparse.Namespace, corpus_N: Corpus, selection: Selecti
         case_timeout=option.case_timeout,
         attribution=option.attribution,
         memory_profile=option.memory_profile,
-        machine=predicting_machine(option.machine, option.topology) if option.machine else None,
+        machine=machine_for_run(option.machine, option.topology) if option.machine else None,
     )
 
 

@@ -26,10 +26,10 @@ SHOWN = 5
 SPLITTING = "fsdp", "tensor", "pipeline", "context", "expert"
 """Mesh axes that split a model or its activations."""
 COLUMNS = (
-    *(rows.RANK, *rows.LAYOUT, Column("GiB", "needed_bytes", *rows.GIBIBYTES)),
+    *(rows.RANK, rows.STRATEGY, rows.MESH, Column("GiB", "needed_bytes", *rows.GIBIBYTES)),
     Column("ms", "predicted_seconds", *rows.MILLISECONDS),
     Column("roofline ms", "bound_seconds", *rows.MILLISECONDS),
-    *(rows.TOKENS, rows.UTILIZATION, rows.BOTTLENECK),
+    *(rows.TOKENS, rows.UTILIZATION, rows.BOTTLENECK, rows.OPTIONS),
 )
 Scaling = Literal["strong", "weak"]
 

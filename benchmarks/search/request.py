@@ -19,7 +19,7 @@ from benchmarks.run.machine import use_virtual_devices
 from benchmarks.search.candidates import SearchSpace
 from benchmarks.search.scaled import powers_of_two, sized
 from benchmarks.simulate.machine import NOT_FITTED, START, Machine
-from benchmarks.simulate.machines import MEASURED_ONLY, machine, machine_for, predicting_machine
+from benchmarks.simulate.machines import MEASURED_ONLY, machine, machine_for_run, nearest_machine
 from strategies.config import Remat
 
 SINGLE_TOPOLOGY_OPTIONS = "trace", "compile", "measure", "tokens", "all"
@@ -112,12 +112,12 @@ def chosen_machine(args: argparse.Namespace, topology: Topology) -> Machine:
     if topology.is_virtual:
         return virtual_machine(args, topology)
     if args.machine:
-        chosen = predicting_machine(args.machine, topology)
+        chosen = machine_for_run(args.machine, topology)
     elif topology.kind == CPU:
         way_out = "meshmark calibrate --out mine.json, and pass --machine mine.json"
         raise ValueError(f"CPUs differ too much to predict by a packaged file; measure yours: {way_out}")
     else:
-        chosen = machine_for(topology.kind, "meshmark")
+        chosen = nearest_machine(topology.kind, "meshmark")
     chosen = chosen.with_changes(dict(args.set))
     return chosen.between_hosts() if topology.hosts > 1 else chosen
 

@@ -48,7 +48,8 @@ def _bottleneck(row: CandidateRow) -> str:
 WHOLE, GIBIBYTES, MILLISECONDS = ",.0f", (".1f", 1 / GIB), (",.0f", 1e3)
 """Forms of numbers, of bytes and of seconds."""
 RANK = Column("rank", "rank")
-LAYOUT = Column("strategy", "strategy"), Column("mesh", "mesh"), Column("options", options_text)
+STRATEGY, MESH, OPTIONS = Column("strategy", "strategy"), Column("mesh", "mesh"), Column("options", options_text)
+LAYOUT = STRATEGY, MESH, OPTIONS
 TOKENS = Column("tokens/s", "tokens_per_second", WHOLE)
 UTILIZATION = Column("MFU", "model_flops_utilization", ".0%")
 BOTTLENECK = Column("bottleneck", _bottleneck)

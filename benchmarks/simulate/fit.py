@@ -56,7 +56,7 @@ def seconds_of(runs: Sequence[PublishedRun]) -> list[float]:
 def fit(runs: Sequence[PublishedRun], machines: Machines, only: Collection[str] = ()) -> Fit:
     """Fit constants, by default all on which runs depend, to measured seconds; sources weigh the root of their runs."""
     if unknown := {*only} - {*RANGES}:
-        raise ValueError(f"{', '.join(sorted(unknown))} is no constant; the constants are {', '.join(RANGES)}")
+        raise ValueError(f"{', '.join(sorted(unknown))} is not a constant; the constants are {', '.join(RANGES)}")
     if not runs:
         raise ValueError("no measured row of this stack and device can be expressed; add rows with step_seconds")
     measured, known = np.array(seconds_of(runs)), machines(runs[0].kind).constants

@@ -105,7 +105,7 @@ def machine(name: str, kind: str | None = None) -> Machine:
 
 
 @cache
-def machine_for(kind: str, stack: str) -> Machine:
+def nearest_machine(kind: str, stack: str) -> Machine:
     """The machine whose packaged file names such devices under a stack, or else, its constants carried over, a similar
     one: of the same platform, rather of the same generation, and rather of a file for many kinds.
     """
@@ -164,7 +164,7 @@ def as_json(file: MachineFile) -> str:
 MEASURED_ONLY = "virtual CPU devices share the cores of a host, so their steps are measured, not predicted"
 
 
-def predicting_machine(name: str, topology: Topology | None) -> Machine:
+def machine_for_run(name: str, topology: Topology | None) -> Machine:
     """The machine of a name or file that predicts steps on a topology, or else on the devices of this process."""
     if topology.is_virtual if topology else are_virtual(jax.local_devices()):
         raise ValueError(f"--machine {name}: {MEASURED_ONLY}; remove --machine")

@@ -19,7 +19,7 @@ from benchmarks.cli.outputs import require_apart, require_file, same, short, wri
 from benchmarks.cli.tables import aligned
 from benchmarks.simulate.intervals import interval, kind_of
 from benchmarks.simulate.machine import Machine
-from benchmarks.simulate.machines import machine, machine_for
+from benchmarks.simulate.machines import machine, nearest_machine
 from benchmarks.simulate.published import PublishedRun, run_of
 from benchmarks.simulate.published_row import AXES, COLUMNS, Published, TableRow
 from benchmarks.simulate.queues import Timeline
@@ -80,7 +80,7 @@ def predicted(row: TableRow, name: str = "") -> Prediction | Problem:
     """The prediction of a row, by the machine of this name or file, or by the one of its devices and stack."""
     try:
         run = run_of(row)
-        chosen = machine(name, run.kind) if name else machine_for(run.kind, run.stack)
+        chosen = machine(name, run.kind) if name else nearest_machine(run.kind, run.stack)
         if chosen.stack.name != run.stack:
             raise ValueError(f"machine {chosen.name} is of {chosen.stack.name}, and the row of {run.stack}")
         chosen = chosen.with_precision(run.precision)

@@ -215,7 +215,7 @@ class ChipEstimate:
         }
 
     def _rates(self, source: str, seconds: float | None, flops: float, tokens: float) -> Mapping[str, float | None]:
-        """Columns of a step that takes so many seconds."""
+        """Columns of a step that takes this many seconds."""
         rate = flops / seconds if seconds else None
         return {
             f"{source}.step_seconds": seconds,

@@ -28,7 +28,7 @@ from strategies.three_d import THREE_D
 ZeroStage = Literal["none", "zero1", "zero2", "zero3"]
 Seconds = Annotated[float, Meta(ge=1e-6, le=1e7)]
 TableRow = Mapping[str, Any]
-"""A row of a table, with texts or values; other columns than those of `Published` mean nothing here."""
+"""A row of a table, with strings or values; other columns than those of `Published` mean nothing here."""
 AXES = "data", "fsdp", "pipeline", "context", "tensor"
 """Columns of mesh axes whose product is the number of devices, unless experts have an axis of their own."""
 BLOCKS = {"gpt3": "gpt2", "qwen3": "qwen3", "qwen2": "qwen2", "gpt-oss": "gpt_oss"}

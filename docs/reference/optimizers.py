@@ -21,7 +21,7 @@ from benchmarks.cases.case import Case
 from benchmarks.devices.topology import Topology
 from benchmarks.program.explanations import cost_of
 from benchmarks.run.publish import UNTIMED
-from benchmarks.simulate.machines import machine_for
+from benchmarks.simulate.machines import nearest_machine
 from benchmarks.simulate.step import predict_seconds
 from results.figures.frame import PLAIN, legend, opened, themed
 from results.figures.palette import STRATEGY_COLOURS
@@ -140,7 +140,7 @@ class Row(NamedTuple):
     def seconds(self) -> float:
         """The predicted step."""
         topology = Topology.parse(self.topology)
-        return predict_seconds(self.cost, machine_for(topology.kind, "meshmark"), topology).step_seconds
+        return predict_seconds(self.cost, nearest_machine(topology.kind, "meshmark"), topology).step_seconds
 
 
 def stated(preset: str, strategy: str, mesh: str, **options: Any) -> Cost:

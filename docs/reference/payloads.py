@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.devices.topology import Topology
-from benchmarks.simulate.machines import machine_for
+from benchmarks.simulate.machines import nearest_machine
 from benchmarks.simulate.step import predict_seconds
 from results.formats import as_markdown
 from strategies import PRESETS, TrainConfig
@@ -88,7 +88,7 @@ def rows() -> Iterator[tuple[tuple[str, int, int], list[Cost], list[float]]]:
     """Yield model, tokens and devices, with the cost of each way and its predicted seconds."""
     for model, tokens, devices in product(MODELS, SEQUENCES, CLUSTERS):
         found, topology = [*costs(model, tokens, devices)], Topology.parse(CLUSTERS[devices])
-        machine = machine_for(topology.kind, "meshmark")
+        machine = nearest_machine(topology.kind, "meshmark")
         times = [predict_seconds(cost, machine, topology).step_seconds for cost in found]
         yield (model, tokens, devices), found, times
 

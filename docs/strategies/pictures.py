@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from results.figures.frame import themed
-from results.figures.palette import ARRAY_COLOURS, GREY, INK, LINE, PAPER, PASS_COLOURS, WHITE
+from results.figures.palette import BLACK, BROWN, GREY, INDIGO, INK, LINE, PAPER, PASS_COLOURS, RED, SKY, TEAL, WHITE
 from results.figures.shards import size
 from results.records import printed
 from results.records.printed import PASSES, Device
@@ -55,6 +55,11 @@ HELD = (
 )
 FONTS: dict[Any, Any] = {"svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans", "Arial"]}
 """Text stays text, in a font of the reader's system."""
+ARRAY_COLOURS = {
+    **{"batch": SKY, "weights": INDIGO, "gradients": RED},
+    **{"optimizer state": TEAL, "activations": BROWN, "number": BLACK},
+}
+"""Arrays that devices hold and send. Weights, optimizer state and batch look as in the figures of memory."""
 HATCHED = {"hatch": "////", "edgecolor": PAPER}
 """How a share of a sum is drawn."""
 

@@ -14,20 +14,15 @@ MOST_BARS = 15
 """The largest and the smallest cases that are drawn of each number of devices."""
 
 
-def memory_by_case(rows: pd.DataFrame) -> pd.DataFrame:
-    """Keep the rows whose memory is known, timed or only compiled, the largest total first, with a column a part.
+def cases_of(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep the largest and the smallest cases of each number of devices, the largest first, with a column a part.
 
-    `formula` is the total by formula, or NaN without one.
+    Rows that were only compiled count, too. `formula` is the total by formula, or NaN without one.
     """
     rows = memory_columns(leave_out(with_compiled(rows), rows["memory"].isna(), "without memory sizes"))
     formula = rows[["predicted.argument_bytes", "predicted.temp_bytes"]].sum(axis="columns", skipna=False)
     rows = rows.assign(**{part: rows[column] for part, column in PARTS.items()}, formula=formula)
-    return rows.sort_values("memory", ascending=False, kind="stable")
-
-
-def ends_of(rows: pd.DataFrame) -> pd.DataFrame:
-    """Keep the largest and the smallest cases of each number of devices."""
-    rows = memory_by_case(rows)
+    rows = rows.sort_values("memory", ascending=False, kind="stable")
     own = rows[is_counted(rows)].groupby("devices")
     between = own.cumcount().ge(MOST_BARS) & own.cumcount(ascending=False).ge(MOST_BARS)
     others = between.reindex(rows.index, fill_value=False)
@@ -58,4 +53,4 @@ def draw(cases: pd.DataFrame, style: Style) -> Drawn:
     return figure
 
 
-FIGURE = Figure("memory_per_device", "Memory per device", one_batch, ends_of, draw, lambda points: "")
+FIGURE = Figure("memory_per_device", "Memory per device", one_batch, cases_of, draw, lambda points: "")

@@ -43,18 +43,8 @@ PURE_BLACK, WHITE, BAND = "black", "white", "0.95"
 """Edges of markers and lines of reference, the inside of hollow markers and edges of patches, bands behind points."""
 INDIGO, TEAL, SAND, RED, SKY, BROWN, BLACK = "#332288", "#2aa198", "#e8d88a", "#dd6655", "#88ccee", "#8a4513", "#222222"
 
-ARRAY_COLOURS = {
-    "batch": SKY,
-    "weights": INDIGO,
-    "gradients": RED,
-    "optimizer state": TEAL,
-    "activations": BROWN,
-    "number": BLACK,
-}
-"""Arrays that devices hold and send."""
-
 PART_COLOURS = dict(zip(PARTS, (INDIGO, TEAL, SKY, RED, BLACK), strict=True))
-"""What holds a device's memory: weights, optimizer state and batch have the colours of their arrays."""
+"""What holds a device's memory. The diagrams of the strategies draw arrays in these colours, too."""
 
 TIME_COLOURS = dict(zip(TIMES, (INDIGO, SKY, TEAL, RED, SAND, BROWN, BLACK), strict=True))
 """What the time of a step is spent on."""

@@ -20,7 +20,7 @@ LETTERS = 45
 NAMED = 3
 """Most arrays that a title names."""
 MOST_COLUMNS = 16
-"""The parts of a dim that is split into more, and is the only one, are in lines of so many, one below another."""
+"""Most parts of a dim in one line. If an array has one split dim, with more parts, they wrap to lines of this many."""
 
 CELLS = (
     "A cell is a part of an array. A device has the same colour everywhere; the stripes of a cell are the devices that "

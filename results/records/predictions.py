@@ -24,7 +24,10 @@ TEXTS = "source", "device", "recompute", "problem", "kind", "machine.name", "mac
 
 
 def read(path: Path) -> pd.DataFrame:
-    """Read a table of predictions, with `error` of each prediction, and `left_out` of the one without its source."""
+    """Read a table of predictions, with the names of model and mesh.
+
+    `error` is that of each prediction, and `left_out` that of the prediction without the row's source.
+    """
     table = read_table(path, [*NUMBERS, *TEXTS], WRITTEN_BY)
     kinds = {**dict.fromkeys(SIZES, Count | None), **dict.fromkeys((*SECONDS, LEFT_OUT), Positive | None)}
     rows = pd.DataFrame(
@@ -34,7 +37,8 @@ def read(path: Path) -> pd.DataFrame:
     rows["context"] = rows["context"].fillna(1)
     errors = {"error": rows["predicted_seconds"], "left_out": rows[LEFT_OUT]}
     errors = {name: seconds / rows["measured_seconds"] - 1 for name, seconds in errors.items()}
-    return with_names(rows.assign(**errors))
+    model = rows["layers"].map("{:.0f} x ".format) + rows["embed"].map("{:.0f}".format)
+    return rows.assign(**errors, model=model, mesh=rows[list(AXES)].apply(mesh_of, axis=1))
 
 
 def numbers_in(row: Mapping[str, str], kinds: Mapping[str, Any], where: str) -> dict[str, float | None]:
@@ -64,12 +68,6 @@ def number_in(cell: str, kind: Any, where: str) -> float | None:
         value = cell
     whole = isinstance(value, float) and value.is_integer()
     return checked(int(value) if whole else value, kind, where)
-
-
-def with_names(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows with the names that `read` describes."""
-    model = rows["layers"].map("{:.0f} x ".format) + rows["embed"].map("{:.0f}".format)
-    return rows.assign(model=model, mesh=rows[list(AXES)].apply(mesh_of, axis=1))
 
 
 def mesh_of(sizes: pd.Series) -> str:

@@ -292,9 +292,3 @@ def param_count(config: GPTConfig) -> int:
     """Number of parameters, without padding of the vocabulary."""
     sizes = config.dim_sizes
     return sum(math.prod(sizes[dim] for dim in spec.dims) for spec in weight_specs(config).values())
-
-
-def active_param_count(config: GPTConfig) -> int:
-    """Number of parameters that one token uses: only `experts_per_token` experts per layer."""
-    sizes = {**config.dim_sizes, "experts": config.experts_per_token}
-    return sum(math.prod(sizes[dim] for dim in spec.dims) for spec in weight_specs(config).values())

@@ -25,7 +25,7 @@ def timed(mesh: str, seconds: float, **facts: Any) -> dict[str, Any]:
 
 
 def merged(folder: Path, name: str, *seconds: float, **facts: Any) -> Path:
-    """A file of so many launches."""
+    """A file of this many launches."""
     runs = [write_run(folder / f"{name}{i}.json", [timed("fsdp=8", each, **facts)]) for i, each in enumerate(seconds)]
     command("merge")([*map(str, runs), "--out", str(folder / f"{name}.json")])
     return folder / f"{name}.json"

@@ -20,7 +20,7 @@ NAME = "test_step[mine-toy=2-b16]"
 
 
 def run(path: Path, sent: int, seconds: float = 1.0) -> Path:
-    """A run of `single` and of the strategy, which sends so many bytes over its axis."""
+    """A run of `single` and of the strategy, which sends this many bytes over its axis."""
     facts: dict[str, Any] = {"strategy": "mine", "mesh": "toy=2", "compiled.hash": "mine", "compiled.sent_bytes": sent}
     mine = edited(row("data", "data=2"), {**facts, OWN: sent, "between_processes.sent_bytes.toy": 0})
     samples = {"stats": {"data": [seconds]}}
@@ -61,5 +61,7 @@ def test_an_own_axis_is_a_column_everywhere(tmp_path: Path, capsys: pytest.Captu
     shown("regress exact", stored, base)
     assert change in " ".join(shown("regress exact", stored, worse, status=1).split())
 
+    shown("plot", merged, "--out", tmp_path / "figures")
+    assert (tmp_path / "figures" / "memory_per_device.png").exists()
     shown("page", merged, "--out", tmp_path / "page.html")
     assert carried(tmp_path / "page.html")["parts"][0]["columns"][OWN] == [0, MIB]

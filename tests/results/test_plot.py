@@ -1,6 +1,5 @@
 """`meshmark plot` draws a file by what it is, into one picture or a folder, and functions draw in a notebook."""
 
-import json
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -15,16 +14,14 @@ from results.figures.tables import Scaling
 from results.records.rows import METRICS
 from tests.commands import command
 from tests.processes import ROOT
-from tests.results.documents import LANE, SPAN, trace
 from tests.results.synthetic import row, sweep, write_run
 
 main = command("plot")
-EXAMPLES = ROOT / "docs" / "examples"
 HEADERS = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
 KINDS = {
     "run.json": "a folder",
     "log.jsonl": "a folder",
-    "search.json": "a picture",
+    "found.json": "a picture",
     "scaling.json": "a picture",
     "trace.json": "a picture",
     "schedule.json": "a picture",
@@ -33,23 +30,9 @@ KINDS = {
 """A file of each kind, and what it is drawn into by default."""
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a file of each kind."""
-    folder = tmp_path_factory.mktemp("kinds")
-    write_run(folder / "run.json", [row()])
-    (folder / "log.jsonl").write_bytes((EXAMPLES / "training" / "single" / "log.jsonl").read_bytes())
-    (folder / "search.json").write_bytes((EXAMPLES / "search" / "v5e-4x4.json").read_bytes())
-    (folder / "scaling.json").write_bytes((EXAMPLES / "scaling" / "gpt3-6.7b-h100.json").read_bytes())
-    (folder / "trace.json").write_text(json.dumps(trace(LANE, SPAN)))
-    command("schedule")(["gpipe", "--stages=2", "--microbatches=2", f"--json={folder / 'schedule.json'}"])
-    command("show")(["data", "--preset=nano", f"--json={folder / 'overview.json'}"])
-    return folder
-
-
 @pytest.mark.parametrize("name", KINDS)
 def test_a_file_of_any_kind_is_one_picture_or_a_folder(
-    name: str, files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, valid_files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A suffix of a picture is one file, in its format, of the size and without the title that is asked for.
 
@@ -57,7 +40,7 @@ def test_a_file_of_any_kind_is_one_picture_or_a_folder(
     file. Paths are printed.
     """
     path = tmp_path / name
-    path.write_bytes((files / name).read_bytes())
+    path.write_bytes((valid_files / name).read_bytes())
     said = capsys.readouterr()
     for suffix, header in HEADERS.items():
         out = tmp_path / "new" / f"picture{suffix}"

@@ -165,7 +165,7 @@ def test_help_tells_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def seconds_of_comparison(rows: int, folder: Path) -> float:
-    """Process time of comparing so many rows with all reports, which imports nothing slow."""
+    """Process time of comparing this many rows with all reports, which imports nothing slow."""
     found = [row("fsdp", "fsdp=8", batch) for batch in range(1, rows + 1)]
     for each in found:
         each["stats"] = {"data": [0.1 + 0.001 * i for i in range(30)]}

@@ -121,7 +121,7 @@ def ordered_state(step, state):
 
 
 def originals(config, path, x):
-    """An array without copies of heads of keys, which must be equal to the bit."""
+    """An array without copies of KV heads, which must be equal to the bit."""
     kinds = {"qkv_DCA": 2, "qkv_bias_CA": 2, "qk_norm_CA": 1}
     keys = next((kinds[key.key] for key in path if getattr(key, "key", None) in kinds), None)
     if keys is None or x.shape[-1] == config.key_features:

@@ -1,10 +1,13 @@
 """Small models of the tests, by what they are made to find."""
 
 import dataclasses
+import math
 
-from strategies import GPTConfig
+from strategies import PRESETS, GPTConfig
+from strategies.model.gpt import weight_specs
 from tests.strategies.equality import CONFIG
 
+HALF_NANO = dataclasses.replace(PRESETS["nano"], embed=64, sequence=32)
 SMALL = GPTConfig(layers=2, embed=32, heads=4, vocab=256, sequence=16)
 PAIRED = dataclasses.replace(SMALL, key_heads=2)
 SHALLOW = dataclasses.replace(SMALL, layers=1)
@@ -19,10 +22,12 @@ WINDOW_60 = dataclasses.replace(LONG, attention_window=60)
 STRIDED = dataclasses.replace(LONG, attention_window=None, attention_stride=8)
 TURNS = dataclasses.replace(LONG, layers=8, full_attention_every=2)
 FIXED = dataclasses.replace(STRIDED, attention_pattern="fixed", attention_summary=2)
+# One block of a fused kernel's tokens.
+SQUARE = GPTConfig(layers=2, embed=32, heads=4, vocab=256, sequence=128)
 # Scores are most of what a layer holds, or gradients are most of what a device holds.
 DENSE = GPTConfig(layers=2, embed=32, heads=4, vocab=128, sequence=512, mlp=64)
 WINDOWED = dataclasses.replace(DENSE, attention_window=384)
-# Heads of queries share heads of keys; one head of keys alone.
+# Query heads share KV heads; one KV head alone.
 GROUPED = dataclasses.replace(DENSE, key_heads=2)
 SHARED = dataclasses.replace(DENSE, key_heads=1)
 # Heads whose features are not those of the residual stream, and do not divide it.
@@ -113,3 +118,9 @@ MOE_ROUTERS = (
     dataclasses.replace(MOE, router="softmax", shared_mlp=28, experts=3, experts_per_token=3, expert_group=4),
     dataclasses.replace(MOE, router="sigmoid", router_bias_rate=0.01, router_groups=3, groups_per_token=2),
 )
+
+
+def active_param_count(config: GPTConfig) -> int:
+    """Number of parameters that one token uses: only `experts_per_token` experts per layer."""
+    sizes = {**config.dim_sizes, "experts": config.experts_per_token}
+    return sum(math.prod(sizes[dim] for dim in spec.dims) for spec in weight_specs(config).values())

@@ -35,7 +35,6 @@ from tests.strategies.models import (
 
 FORMULAS = [
     Case("pipeline", "pipeline=4", ODD, {"microbatches": 8, "remat": "full"}),
-    Case("fsdp", "fsdp=8", ODD, {"prefetch": "on", "remat": "none", "microbatches": 2}),
     Case("three_d", "fsdp=2,context=2,tensor=2", ODD, {"microbatches": 2, "gather": "step", "remat": "full"}),
     Case("single", "data=1", ODD, {"remat": "full", "logits_bytes": 2**16}),
     Case("context", "context=4", PAIRED, ULYSSES),

@@ -85,7 +85,7 @@ def test_rows_of_experts_are_exchanged_by_all_to_all():
     ids=str,
 )
 def test_gradients_are_all_reduced_at_each_use(options, again):
-    """auto all-reduces a weight's gradient at each use, `data` once a step: exactly so many bytes more."""
+    """auto all-reduces a weight's gradient at each use, `data` once a step: exactly that many bytes more."""
     once, mine = by_hand("data", "data=4", **options).total(), sent("data=4", **options).total()
     table = 2 * 4 * CONFIG.vocab * CONFIG.embed * 3 // 4  # an all-reduce of it, in float32
     assert mine - once == {"all of them": once, "the table": table}[again]

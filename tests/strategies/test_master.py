@@ -13,6 +13,7 @@ from strategies.core.sizes import BYTES
 from strategies.costs.arrays import held_arrays
 from strategies.costs.predict import predict
 from strategies.model.gpt import map_weights, param_count
+from tests.strategies.checkpoints.variants import resumed
 from tests.strategies.communication import CONFIG, communication
 from tests.strategies.equality import ROUNDING, TRAIN, assert_equal, build, initial, single, trained
 from tests.strategies.jaxprs import inner
@@ -154,9 +155,5 @@ def test_a_checkpoint_has_master_weights_and_no_others(other, tmp_path):
 @pytest.mark.parametrize(("before", "after"), [("zero1", "master"), ("master", "fsdp")])
 def test_training_goes_on_with_and_without_master_weights(before, after, tmp_path):
     """One step, save, restore under another strategy, and two steps compute what three on one device compute."""
-
-    first, state = trained(step_of(before), initial(step_of(before)), range(1))
-    save(step_of(before), state, tmp_path).wait()
-    last, _ = trained(step_of(after), restore(step_of(after), tmp_path), range(1, 3))
-    whole = (*(np.concatenate(pair) for pair in zip(first[:2], last[:2], strict=True)), first[2] + last[2])
-    assert_equal(whole, single(dtype="bfloat16"), ROUNDING["bfloat16"])
+    mine, _ = resumed(step_of(before), step_of(after), tmp_path, 1, 2)
+    assert_equal(mine, single(dtype="bfloat16"), ROUNDING["bfloat16"])

@@ -9,14 +9,13 @@ import jax
 import numpy as np
 import pytest
 
-from strategies import PRESETS, STRATEGIES
+from strategies import STRATEGIES
 from tests.strategies import equality
 from tests.strategies.formulas import held_bytes as held
 from tests.strategies.meshes import WIDEST
+from tests.strategies.models import HALF_NANO as CONFIG
 from tests.strategies.quick import compiled, programs
 from tests.strategies.sampling import nightly, unless_sampled
-
-CONFIG = dataclasses.replace(PRESETS["nano"], embed=64, sequence=32)
 
 
 def build(name, config=CONFIG, **options):

@@ -29,7 +29,6 @@ BLOCK_SIZES = *("block_q", "block_kv"), *("block_q_dkv", "block_kv_dkv"), *("blo
 """Arguments with block sizes: of the forward pass, of dK and dV, and of dQ."""
 MATMULS = {"fwd": 2, "dq": 3, "dkv": 4}
 """Matmuls of scores by kernel name: forward, dQ, dK and dV."""
-BACKWARD_MATMULS = MATMULS["dq"] + MATMULS["dkv"]
 
 
 def block_tokens(tokens: int, reach: Reach | None) -> int | None:

@@ -9,7 +9,7 @@ from benchmarks.program.kernels import kernel_columns
 from docs.reference.columns import PARTS, tables
 from results.records.reading import TYPES, check_columns
 from strategies.core.traffic import SENT
-from tests.benchmarks.run.test_record import MEASURED, NOTHING_KNOWN
+from tests.benchmarks.run.records import MEASURED, NOTHING_KNOWN
 from tests.processes import ROOT
 
 OF_ONE_GPU = MEASURED.adding(kernel_columns([]))

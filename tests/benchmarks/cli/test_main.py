@@ -4,7 +4,6 @@ import argparse
 import dataclasses
 import importlib.util
 import re
-import signal
 import subprocess
 import sys
 from importlib.metadata import version
@@ -92,21 +91,6 @@ def test_a_command_may_start_processes() -> None:
     found = meshmark("search", *space, *sizes, "--compile=1")
     assert found.returncode == 0, found.stderr
     assert "[1/1] " in found.stderr
-
-
-@pytest.mark.usefixtures("_interruptible")
-def test_ctrl_c_while_a_command_is_imported_is_quiet() -> None:
-    """The installed `meshmark` ends by the signal, and prints nothing."""
-    code = "import sys; sys.argv = ['/usr/bin/meshmark', 'plot', 'none.json']; "
-    code += "from benchmarks.cli.main import main; main()"
-    command = [sys.executable, "-X", "importtime", "-c", code]
-    with subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=-1, stderr=-1, text=True) as process:
-        assert process.stderr
-        while "pandas" not in process.stderr.readline():
-            assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        assert "Traceback" not in process.stderr.read()
-        assert process.wait() == -signal.SIGINT
 
 
 @pytest.mark.parametrize(

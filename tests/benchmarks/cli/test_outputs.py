@@ -13,18 +13,22 @@ from benchmarks.run.journal import Journal
 from benchmarks.training.log import held
 
 
-def test_a_file_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("full", ["while it is written", "when it replaces the file"])
+def test_a_file_is_whole_or_as_it_was(full: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A write that fails half-way leaves an earlier file as it was, begins no new one, and is done again elsewhere."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(elsewhere))
     old, new = tmp_path / "old.txt", tmp_path / "new.txt"
     old.write_text("an earlier result")
+    no_space = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    if full == "when it replaces the file":
+        monkeypatch.setattr(Path, "replace", Mock(side_effect=no_space))
 
     def write(to: Path) -> None:
         to.write_text("half, ")
-        if elsewhere not in to.parents:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if full == "while it is written" and elsewhere not in to.parents:
+            raise no_space
         to.write_text("half, and half")
 
     for path in (old, new):

@@ -124,7 +124,7 @@ def test_axes_that_cross_hosts_are_those_along_which_hosts_differ(
     ("given", "message"),
     [
         ({"coordinator": "a:1"}, "go together; --processes, --process-id missing"),
-        ({"coordinator": "a:1", "processes": 2, "process_id": 2}, "--process-id 2 is none of 2 processes, 0 the first"),
+        ({"coordinator": "a:1", "processes": 2, "process_id": 2}, "--process-id 2 is too large; it can be 0 to 1"),
         (
             {"coordinator": "node0", "processes": 2, "process_id": 1},
             "--coordinator node0 is not an address; pass HOST:PORT",

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.devices.attached import topology_of
 from benchmarks.devices.chips import CHIPS, GPUS
 from benchmarks.devices.topology import Topology
-from benchmarks.simulate.machines import CARRIED_ERROR, machine, machine_for, predicting_machine
+from benchmarks.simulate.machines import CARRIED_ERROR, machine, machine_for_run, nearest_machine
 from tests.benchmarks.simulate.host import FILE, parsed
 
 
@@ -66,7 +66,7 @@ def test_a_calibrated_file_keeps_its_figures():
 def test_constants_of_other_devices_have_an_assumed_error(name, topology):
     """A file's error holds for the devices that it names. Others keep their own specifications; the source says so."""
     topology = Topology.parse(topology)
-    its = predicting_machine(name, topology)
+    its = machine_for_run(name, topology)
     assert (its.chip, its.error, its.without) == (topology.chip, CARRIED_ERROR, {})
     assert its.assumed
     assert its.source.endswith(f"constants of {name}, carried over to {topology.kind}")
@@ -112,7 +112,7 @@ def test_rates_that_were_measured_are_not_those_of_another_chip():
 )
 def test_constants_are_carried_over_inside_a_generation(kind, stack, name):
     """Where a stack has files of several generations, that of the same compute capability is taken."""
-    assert f"constants of {name}, carried over to {kind}" in machine_for(kind, stack).source
+    assert f"constants of {name}, carried over to {kind}" in nearest_machine(kind, stack).source
 
 
 def test_a_run_is_predicted_by_a_machine_of_its_devices():
@@ -125,18 +125,18 @@ def test_a_run_is_predicted_by_a_machine_of_its_devices():
     }
     for topology, problem in refused.items():
         with pytest.raises(ValueError, match=problem):
-            predicting_machine("meshmark_tpus", topology and Topology.parse(topology))
-    assert predicting_machine("meshmark_tpus", Topology.parse("v5e:4x4")).name == "meshmark_tpus"
+            machine_for_run("meshmark_tpus", topology and Topology.parse(topology))
+    assert machine_for_run("meshmark_tpus", Topology.parse("v5e:4x4")).name == "meshmark_tpus"
 
 
 @pytest.mark.parametrize("kind", ["h100", "h200"])
 def test_a_machine_of_several_kinds_has_the_specifications_of_these_devices(kind, monkeypatch):
     """Whether they are here or of a topology."""
-    assert predicting_machine("meshmark_gpus", Topology.parse(f"{kind}:1x8")).chip == CHIPS[kind]
+    assert machine_for_run("meshmark_gpus", Topology.parse(f"{kind}:1x8")).chip == CHIPS[kind]
     here = SimpleNamespace(device_kind=GPUS[kind]["name"], platform="gpu")
     monkeypatch.setattr(jax, "devices", lambda: [here])
     monkeypatch.setattr(jax, "local_devices", lambda: [here])
-    assert predicting_machine("meshmark_gpus", None).chip == CHIPS[kind]
+    assert machine_for_run("meshmark_gpus", None).chip == CHIPS[kind]
     here.device_kind = "NVIDIA A10G"
     with pytest.raises(ValueError, match="chip 'NVIDIA A10G' is not known; known are v4"):
-        predicting_machine("meshmark_gpus", None)
+        machine_for_run("meshmark_gpus", None)

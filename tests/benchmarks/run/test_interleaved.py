@@ -47,7 +47,7 @@ class Steady:
         self.step_seconds, self.dispatch_seconds = step_seconds, 0.0
 
     def block(self, steps: int) -> float:
-        """Seconds of so many steps, a tenth of them in dispatch."""
+        """Seconds of this many steps, a tenth of them in dispatch."""
         self.dispatch_seconds = steps * self.step_seconds / 10
         return steps * self.step_seconds
 

@@ -85,9 +85,10 @@ def test_rows_survive_kill_9(path: Path) -> None:
     code = f"""
 import os, signal
 from pathlib import Path
-from tests.benchmarks.run.test_journal import FACTS, ROWS, Journal
-journal = Journal(Path({str(path)!r}), FACTS, resume=False)
-for row in ROWS: journal.begin(row.case); journal.finish(row)
+from benchmarks.cases.row import Row
+from benchmarks.run.journal import Journal
+journal = Journal(Path({str(path)!r}), {FACTS!r}, resume=False)
+for row in {ROWS!r}: journal.begin(row.case); journal.finish(row)
 journal.begin("tensor")
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -23,8 +23,9 @@ from strategies.costs.predict import predict
 from tests.benchmarks.run.engines import SINGLE
 from tests.benchmarks.running import rows, run
 from tests.strategies import quick
+from tests.strategies.meshes import WIDEST
+from tests.strategies.models import HALF_NANO as CONFIG
 from tests.strategies.sampling import nightly
-from tests.strategies.test_step import CONFIG, WIDEST
 
 HELD = {"parameters": "parameter", "optimizer": "optimizer", "batch": "batch"}
 MESHES = WIDEST | {"auto": MeshSpec.parse("fsdp=8")}

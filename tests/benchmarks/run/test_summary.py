@@ -7,7 +7,7 @@ import pytest
 from benchmarks.run.measure import Interval
 from benchmarks.run.progress import outcome, progress
 from benchmarks.run.summary import MIB, noise, reasons, resolution, table, unpredicted, where_time_goes
-from tests.benchmarks.run.test_record import CASE, MEASURED, NOTHING_KNOWN
+from tests.benchmarks.run.records import CASE, MEASURED, NOTHING_KNOWN
 
 INFEASIBLE = replace(
     NOTHING_KNOWN,

@@ -5,13 +5,11 @@ import re
 from functools import partial
 from typing import Any
 
-import jax
 import pytest
 
 from benchmarks.cases.case import Case
 from benchmarks.cases.failures import CompileError
 from benchmarks.cases.row import Row
-from benchmarks.devices import topology
 from benchmarks.devices.chips import CHIPS, GIB, GPUS
 from benchmarks.devices.topology import Topology
 from benchmarks.program.compiled import read_program
@@ -21,10 +19,10 @@ from benchmarks.run.pool import run_in_processes
 from benchmarks.search import compile as page
 from benchmarks.search.compile import case_report
 from benchmarks.search.compiled import compile_and_replay, compiled_record
-from benchmarks.simulate import program
 from benchmarks.simulate.machines import machine
 from strategies import GPTConfig, MeshSpec, strategy
 from strategies.backends.backend import NVIDIA_GPU
+from tests.benchmarks.search.asked import TINY
 from tests.commands import command
 
 CONFIG = GPTConfig(layers=2, embed=16, heads=2, vocab=256, sequence=8)
@@ -38,19 +36,6 @@ def case(kind: str = "cpu:4", strategy: str = "fsdp", mesh: str = "fsdp=4") -> C
 def compile_case(case: Case) -> Row:
     """The row of a case that is compiled and not run."""
     return compiled_record(case).as_row()
-
-
-@pytest.fixture
-def pretended(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """H100 GPUs, simulated by virtual devices, with the memory that a test asks for."""
-
-    def pretend(memory_bytes: int) -> None:
-        chips = {**CHIPS, "h100": dataclasses.replace(CHIPS["h100"], memory_bytes=memory_bytes)}
-        monkeypatch.setattr(topology, "CHIPS", chips)
-        monkeypatch.setattr(program, "CHIPS", chips)
-        monkeypatch.setattr(Topology, "devices", lambda self: jax.devices()[:4])
-
-    return pretend
 
 
 def test_virtual_devices_have_no_chip_figures() -> None:
@@ -163,7 +148,6 @@ def test_compiler_options_reach_the_compiler_and_the_row() -> None:
 
 TEXT = ["--topology=cpu:4", "--corpus=README.md"]
 """A corpus is refused where nothing runs, because nothing would be read of it."""
-TINY = ["--model=layers=2,embed=16,heads=2,vocab=256,sequence=8", "--batch-size=4", "--mesh=fsdp=4"]
 
 
 def test_report_and_exit_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,14 +8,14 @@ import pytest
 
 from benchmarks.devices.chips import GIB
 from benchmarks.devices.topology import Topology
-from tests.benchmarks.search.test_compile import TINY, pretended  # noqa: F401
+from tests.benchmarks.search.asked import TINY
 from tests.commands import command
 
 main = command("compile")
 
 
 def test_the_replayed_step_is_written_as_a_trace(
-    pretended: Any,  # noqa: F811
+    pretended: Any,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

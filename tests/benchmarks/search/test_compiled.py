@@ -25,7 +25,7 @@ from benchmarks.simulate.machines import machine
 from benchmarks.simulate.program import ideal
 from strategies import GPTConfig, MeshSpec
 from strategies.config import Dtype
-from tests.benchmarks.search.test_ranking import ranking
+from tests.benchmarks.search.rankings import ranking
 from tests.benchmarks.simulate.host import FILE
 from tests.commands import command
 

@@ -14,7 +14,7 @@ from benchmarks.search.measured import ROUNDS, here, lines, measured, to_measure
 from benchmarks.search.ranking import fastest_first
 from results.figures.search import figure_of
 from results.records.documents import read_search
-from tests.benchmarks.search.test_ranking import ranking
+from tests.benchmarks.search.rankings import ranking
 from tests.commands import command
 from tests.strategies.wrong_gradients import strategy_with
 

@@ -7,28 +7,17 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.devices.topology import Topology
-from benchmarks.search.candidates import MEMORY_FRACTION, SearchSpace
-from benchmarks.search.ranking import Ranking, judged, layout, ranked
+from benchmarks.search.candidates import MEMORY_FRACTION
+from benchmarks.search.ranking import Ranking, judged, layout
 from benchmarks.simulate.intervals import Widths
 from benchmarks.simulate.machines import machine
 from benchmarks.simulate.step import predict_seconds
-from strategies import PRESETS, MeshSpec
+from strategies import MeshSpec
 from strategies.gpt_config import GPTConfig
+from tests.benchmarks.search.rankings import H100S, TOPOLOGY, ranking, space
 
-TOPOLOGY = Topology.parse("h100:2x8")
-H100S = machine("meshmark_gpus", "h100")
 SMALL = GPTConfig(layers=8, embed=128, heads=8, sequence=128)
 """Its kernels are shorter than their launches."""
-
-
-def space(preset="gpt2-xl", topology=TOPOLOGY, batch_size=64, config=None, **restricted):
-    """A search space."""
-    return SearchSpace(topology, preset, config or PRESETS[preset], batch_size, "bfloat16", **restricted)
-
-
-def ranking(machine=H100S, topology=TOPOLOGY, **restricted):
-    """The ranked candidates of a search space."""
-    return ranked(space(topology=topology, **restricted).cases(), machine)
 
 
 @pytest.fixture(scope="module")

@@ -10,26 +10,12 @@ from benchmarks.search.candidates import MEMORY_FRACTION
 from benchmarks.simulate.intervals import interval
 from benchmarks.simulate.machines import machine
 from strategies import PRESETS
+from tests.benchmarks.search.asked import ASKED, fitting, found
 from tests.benchmarks.simulate.host import FILE
-from tests.commands import command
+from tests.commands import assert_refused, command
 
 main = command("search")
 pytestmark = pytest.mark.usefixtures("_wide")
-
-
-ASKED = ("--preset=gpt2", "--topology=h100:1x8", "--batch-size=64", "--remat=dots", "--strategy=fsdp,tensor,pipeline")
-
-
-def found(tmp_path, *more):
-    """The document that the command writes."""
-    path = tmp_path / "found.json"
-    assert main([*ASKED, f"--json={path}", *more]) == 0
-    return json.loads(path.read_text())
-
-
-def fitting(document):
-    """The rows of the candidates that fit."""
-    return [row for row in document["candidates"] if row["status"] == "fits"]
 
 
 def test_the_document_has_every_candidate(tmp_path, capsys):
@@ -240,19 +226,6 @@ def test_nothing_fits(capsys):
         (["--topology=here", "--scaling=2..8", "--measure=2"], "--measure is of one topology"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(more, problem, capsys):
+def test_what_cannot_be_asked_is_refused(more, problem):
     """With a message that says what can be."""
-    with pytest.raises(SystemExit) as ended:
-        main([*ASKED, *more])
-    assert ended.value.code == 2
-    assert problem in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("option", ["json", "trace"])
-def test_a_file_that_cannot_be_written_is_refused(option, tmp_path, capsys):
-    """Before anything is predicted."""
-    (tmp_path / "file").touch()
-    with pytest.raises(SystemExit) as ended:
-        main([*ASKED, f"--{option}={tmp_path}/file/found.json"])
-    assert ended.value.code == 5
-    assert "cannot be written" in capsys.readouterr().err
+    assert_refused(["search", *ASKED, *more], 2, problem)

@@ -16,8 +16,7 @@ from benchmarks.simulate.step import Step
 from strategies.config import TrainConfig
 from strategies.costs.predict import predict
 from strategies.gpt_config import GPTConfig
-from tests.benchmarks.simulate.host import MESHMARK
-from tests.benchmarks.simulate.test_accounting import (
+from tests.benchmarks.simulate.accounted import (
     CHIP,
     COMPUTING,
     LAYERS,
@@ -29,6 +28,7 @@ from tests.benchmarks.simulate.test_accounting import (
     step,
     topology_of,
 )
+from tests.benchmarks.simulate.host import MESHMARK
 from tests.processes import ROOT
 
 MANY = GPTConfig(layers=8, embed=128, heads=4, sequence=128)

@@ -21,6 +21,7 @@ from strategies.costs.layer import score_flops
 from strategies.costs.predict import predict
 from strategies.gpt_config import GPTConfig
 from strategies.pipelining.schedules import PassTimes
+from tests.benchmarks.simulate.accounted import topology_of
 from tests.benchmarks.simulate.host import MEGATRON, MESHMARK, MPT
 
 MODEL = GPTConfig(layers=8, embed=2048, heads=16, sequence=1024)
@@ -60,12 +61,6 @@ def step(strategy, mesh=None, platform="cuda", model=MODEL, **options):
     microbatches = train.microbatches if strategy in ("pipeline", "three_d") else 1
     mesh = mesh or MESHES[strategy]
     return predict(strategy, model, mesh, replace(train, microbatches=microbatches), platform)
-
-
-def topology_of(cost):
-    """A topology of H100s with as many devices as the mesh has."""
-    size = cost.plan.mesh.size
-    return Topology("h100", (max(1, size // 8), min(8, size)))
 
 
 @pytest.mark.parametrize("name", machine_names())

@@ -33,7 +33,7 @@ def test_a_second_signal_ends_at_once() -> None:
 
 
 class StopsAfter(Stopping):
-    """Is told to stop after so many steps."""
+    """Is told to stop after this many steps."""
 
     steps = 0
 

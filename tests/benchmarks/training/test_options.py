@@ -1,15 +1,12 @@
 """Options of `meshmark train` that cannot work are refused before anything is compiled or written."""
 
-import re
 from pathlib import Path
 
 import pytest
 
 from benchmarks.training.plan import LOG
 from tests.benchmarks.training.small_run import SMALL
-from tests.commands import command
-
-main = command("train")
+from tests.commands import assert_refused
 
 pytestmark = pytest.mark.usefixtures("_built_once")
 
@@ -43,19 +40,7 @@ pytestmark = pytest.mark.usefixtures("_built_once")
         ("--strategy=fsdp --devices=2 --coordinator=host:1", "go together; --processes, --process-id missing"),
     ],
 )
-def test_options_that_cannot_work_are_refused(
-    options: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_options_that_cannot_work_are_refused(options: str, message: str, tmp_path: Path) -> None:
     """Invalid usage ends with 2 and a line that names the way out, before anything is compiled or written."""
-    with pytest.raises(SystemExit, match="2"):
-        main([*SMALL, *options.split(), f"--out={tmp_path / 'run'}"])
-    assert re.search(message, capsys.readouterr().err)
+    assert_refused(["train", *SMALL, *options.split(), f"--out={tmp_path / 'run'}"], 2, message)
     assert not (tmp_path / "run" / LOG).exists()
-
-
-def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An --out that is a file ends with 5 and a line that says so."""
-    (tmp_path / "file").touch()
-    with pytest.raises(SystemExit, match="5"):
-        main([*SMALL, f"--out={tmp_path / 'file'}"])
-    assert "file cannot be written to: " in capsys.readouterr().err

@@ -214,7 +214,7 @@ def test_a_checkpoint_without_a_recipe_is_not_resumed(half: Path, capsys: pytest
         (b'{"kind": "evaluation", "step": -1, "loss": 1}\n', r"line 1 .*log.jsonl: step is -1; it must be a whole"),
         (as_line(STEP | {"z_loss": "a"}).encode(), r"line 1 .*log.jsonl: z_loss is 'a'; it must be a number"),
     ],
-    ids=["a folder", "no kind", "not UTF-8", "null", "a step below 0", "a text"],
+    ids=["a folder", "no kind", "not UTF-8", "null", "a step below 0", "a string"],
 )
 def test_a_log_that_cannot_be_read_is_named(
     half: Path, content: bytes | None, message: str, capsys: pytest.CaptureFixture[str]

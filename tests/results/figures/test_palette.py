@@ -8,8 +8,8 @@ import pytest
 from matplotlib.colors import is_color_like
 
 from docs.reference.published import SPENT_COLOURS
+from docs.strategies.pictures import ARRAY_COLOURS
 from results.figures.palette import (
-    ARRAY_COLOURS,
     LANE_COLOURS,
     LIMIT_COLOURS,
     MARKERS,
@@ -152,7 +152,7 @@ def test_a_colour_in_code_is_found(colour: str) -> None:
 
 
 def colours(code: str, names: bool) -> list[str]:
-    """Return the texts in code that matplotlib takes for colours; `names` includes names and grey levels."""
+    """Return the strings in code that matplotlib takes for colours; `names` includes names and grey levels."""
     tree = ast.parse(code)
     docstrings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     constants = {node for node in ast.walk(tree) if isinstance(node, ast.Constant)} - docstrings

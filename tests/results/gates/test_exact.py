@@ -10,7 +10,7 @@ from benchmarks.cases.columns import column_of, gated
 from results.gates.counters import read_snapshot
 from results.gates.exact import Allowance, compare
 from results.gates.exact import judge as judge_change
-from tests.benchmarks.run.test_record import MEASURED
+from tests.benchmarks.run.records import MEASURED
 from tests.results.gates.changed_rows import BEFORE, CASE, REGRESSIONS, TEMP, TOTAL, Rows, planted, remarkable
 from tests.results.synthetic import MACHINE, edited, failed, row, sweep, write_run
 

@@ -67,7 +67,7 @@ def test_the_cases_are_those_that_are_selected(options: tuple[str, ...], cases: 
 
 @pytest.mark.parametrize("edit", [edit for edit in EXACT if edit.changes], ids=lambda edit: edit.name)
 def test_what_is_edited_is_there(edit: Edit) -> None:
-    """Every text that an edit replaces occurs once in its file, and the edited file is valid Python and differs."""
+    """Every string that an edit replaces occurs once in its file, and the edited file is valid Python and differs."""
     plain = (ROOT / edit.file).read_text()
     assert all(plain.count(text) == 1 for text, _ in edit.changes)
     assert ast.dump(ast.parse(edited(ROOT, edit))) != ast.dump(ast.parse(plain))
@@ -103,6 +103,14 @@ def test_a_plant_whose_text_is_gone_is_refused(
     with pytest.raises(SystemExit, match="2"):
         main(["--gate=exact", "--plant=5% slower"])
     assert "--gate exact has no '5% slower'" in capsys.readouterr().err
+
+
+def test_a_report_that_cannot_be_written_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An --out that is a folder ends with 5, before anything is compiled."""
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(SystemExit, match="5"):
+        main([f"--out={tmp_path / 'folder.png'}"])
+    assert "folder.png cannot be written: Is a directory" in capsys.readouterr().err
 
 
 def test_a_copy_that_does_not_run_ends_the_proof(checkout: Path) -> None:

@@ -17,7 +17,7 @@ from strategies.checkpoints import canonical, restore, save, zarr_arrays
 from strategies.checkpoints.info import positions
 from strategies.checkpoints.info import read as read_info
 from tests.processes import ROOT, run_together
-from tests.strategies.checkpoints.variants import VARIANTS, first_half, step_at, step_of
+from tests.strategies.checkpoints.variants import VARIANTS, first_half, joined, resumed, step_at, step_of
 from tests.strategies.equality import CONFIG, ROUNDING, assert_equal, build, initial, single, trained
 from tests.strategies.sampling import nightly
 
@@ -60,9 +60,8 @@ def test_training_goes_on_under_another_strategy(before, after, saved):
     first, _ = first_half(before, HALF)
     step = step_of(after)
     second, _ = trained(step, restore(step, saved(before)), range(HALF, 2 * HALF))
-    mine = [np.concatenate(pair) for pair in zip(first[:2], second[:2], strict=True)]
     whole, _ = first_half("single", 2 * HALF)
-    assert_equal((*mine, first[2] + second[2]), whole, ROUNDING["float32"])
+    assert_equal(joined(first, second), whole, ROUNDING["float32"])
 
 
 @pytest.mark.parametrize(
@@ -73,12 +72,8 @@ def test_muon_goes_on_under_another_placement(name, mesh, options, tmp_path):
     """Its momentum is restored where matrices are split along other dims, and no second moments are missed."""
     muon: dict[str, Any] = {"optimizer": "muon"}
     before, after = build("fsdp", "fsdp=8", **muon), build(name, mesh, **muon, **options)
-    first, state = trained(before, initial(before), range(HALF))
-    save(before, state, tmp_path).wait()
-    second, _ = trained(after, restore(after, tmp_path), range(HALF, 2 * HALF))
-    mine = [np.concatenate(pair) for pair in zip(first[:2], second[:2], strict=True)]
-    whole = single(CONFIG, 2 * HALF, **muon)
-    assert_equal((*mine, first[2] + second[2]), whole, ROUNDING["float32"], before.train)
+    mine, _ = resumed(before, after, tmp_path, HALF, HALF)
+    assert_equal(mine, single(CONFIG, 2 * HALF, **muon), ROUNDING["float32"], before.train)
     with pytest.raises(CheckpointError, match="of optimizer=muon, and the step has optimizer=adamw; build the step"):
         restore(step_of("zero1"), tmp_path)
 
@@ -137,7 +132,7 @@ def test_no_process_holds_an_array_that_its_strategy_shards(variant, monkeypatch
 
 
 def test_chunks_on_disk_are_small_and_divide_shards(monkeypatch):
-    """A chunk has one layer and at most so many bytes, and no two shards share one."""
+    """A chunk has one layer and at most that many bytes, and no two shards share one."""
     monkeypatch.setattr(canonical, "MOST_CHUNK_BYTES", 1000)
     for variant in NAMES:
         for leaf in canonical.leaves(step_of(variant)):

@@ -212,7 +212,7 @@ def stop_inside_save(writer, folder):
 
 @pytest.mark.parametrize("saves", [1, *nightly(2, 5)])
 def test_a_killed_save_leaves_the_last_good_one(saves, tmp_path):
-    """Kill -9 inside a save, after so many saves: what is whole restores, and the next save removes what is not."""
+    """Kill -9 inside a save, after that many saves: what is whole restores, and the next save removes what is not."""
     writer = start_writer(tmp_path, "endless")
     while positions(tmp_path)[-1] < saves:
         time.sleep(0.01)

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from strategies.checkpoints import restore, save
-from tests.strategies.checkpoints.variants import step_of
-from tests.strategies.equality import ROUNDING, TRAIN, assert_equal, build, initial, single, trained
+from tests.strategies.checkpoints.variants import resumed, step_of
+from tests.strategies.equality import ROUNDING, TRAIN, assert_equal, build, initial, single
 from tests.strategies.sampling import nightly
 
 FLOAT16 = {"dtype": "float16", "loss_scale_growth_steps": 2}
@@ -49,10 +49,6 @@ def test_a_scale_begins_anew_in_float16_and_is_dropped_elsewhere(tmp_path):
 )
 def test_training_goes_on_in_float16(before, after, tmp_path):
     """Three steps, save, restore elsewhere, and three steps compute what six steps on one device compute."""
-    step, other = float16(*before), float16(*after)
-    first, state = trained(step, initial(step), range(3))
-    save(step, state, tmp_path).wait()
-    second, state = trained(other, restore(other, tmp_path), range(3, 6))
-    mine = [np.concatenate(pair) for pair in zip(first[:2], second[:2], strict=True)]
-    assert_equal((*mine, first[2] + second[2]), single(steps=6, **FLOAT16), ROUNDING["float16"])
+    mine, state = resumed(float16(*before), float16(*after), tmp_path, 3, 3)
+    assert_equal(mine, single(steps=6, **FLOAT16), ROUNDING["float16"])
     assert float(state.optimizer.loss_scale) == TRAIN.loss_scale * 2**3

@@ -3,7 +3,9 @@
 from functools import cache
 
 import jax
+import numpy as np
 
+from strategies.checkpoints import restore, save
 from tests.strategies.equality import build, initial, trained
 
 VARIANTS = {
@@ -52,3 +54,16 @@ def first_half(variant, steps):
 def copied(state):
     """The same state in other arrays."""
     return jax.tree.map(lambda array: array.copy(), state)
+
+
+def joined(first, second):
+    """The results of steps (see `trained`) one after another."""
+    return (*(np.concatenate(pair) for pair in zip(first[:2], second[:2], strict=True)), first[2] + second[2])
+
+
+def resumed(before, after, folder, steps, more):
+    """Train some steps, save, restore in another step, and train more: all results, and the last state."""
+    first, state = trained(before, initial(before), range(steps))
+    save(before, state, folder).wait()
+    second, state = trained(after, restore(after, folder), range(steps, steps + more))
+    return joined(first, second), state

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import pytest
 
-from strategies.core import train_step
+from strategies.core import plan, train_step
 from strategies.core.gradients import accumulated, microbatched
 from strategies.costs.memory import microbatch_gradient_bytes
 from tests.strategies.equality import build
@@ -24,6 +24,7 @@ from tests.strategies.models import (
     MOE_ROUTERS,
     ODD,
     QWEN3,
+    SQUARE,
     UNTIED,
     WIDE,
 )
@@ -69,8 +70,19 @@ MORE_MIXTURES = [
         ("tensor", "tensor=2", {}),
     )
 ]
+SPLASH = [
+    (name, mesh, SQUARE, {"attention": "splash", **options})
+    for name, mesh, options in (
+        ("fsdp", "fsdp=2", {}),
+        ("tensor", "tensor=2", {}),
+        ("context", "context=2", {"context_attention": "ulysses"}),
+        ("three_d", "data=2,pipeline=2", {"microbatches": 2}),
+    )
+]
+"""With a fused kernel, which is traced but not lowered; test_ring.py has a ring's kernels."""
 EVERY_DAY = [(*case, REMATS[i % 3]) for cases in (CASES, MIXTURES) for i, case in enumerate(cases)]
-AT_NIGHT = itertools.product(CASES + MORE_CASES + MIXTURES + MORE_MIXTURES, REMATS)
+EVERY_DAY += [(*case, "dots") for case in SPLASH]
+AT_NIGHT = itertools.product(CASES + MORE_CASES + MIXTURES + MORE_MIXTURES + SPLASH, REMATS)
 
 
 @pytest.mark.parametrize(
@@ -78,8 +90,10 @@ AT_NIGHT = itertools.product(CASES + MORE_CASES + MIXTURES + MORE_MIXTURES, REMA
     [*EVERY_DAY, *nightly(*((*case, remat) for case, remat in AT_NIGHT if (*case, remat) not in EVERY_DAY))],
     ids=str,
 )
-def test_layers_keep_what_the_formula_says(name, mesh, config, train, remat):
+def test_layers_keep_what_the_formula_says(name, mesh, config, train, remat, monkeypatch):
     """To the byte, in bfloat16 and in float32 (jaxprs.py)."""
+    if "attention" in train:  # CPUs have no fused kernel
+        monkeypatch.setattr(plan, "kernel_for", lambda *_, **__: train["attention"])
     built = build(name, mesh, config, remat=remat, dtype="bfloat16", **train)
     assert_kept(gradients_of(built), cost(name, mesh, config, remat=remat, dtype="bfloat16", **train).plan)
 

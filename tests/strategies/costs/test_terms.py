@@ -48,7 +48,7 @@ BROKEN = {
         "UnknownName: 'all_sum' is not a kind of coll",
     ),
     "axes": (changed(axes=("dta",)), r"ValueError: axes=\('dta',\) cannot be"),
-    "a text": (changed(axes="data"), "ValueError: axes='data' cannot be"),
+    "a string": (changed(axes="data"), "ValueError: axes='data' cannot be"),
     "bytes": (changed(sent_bytes="4"), "ValueError: sent_bytes='4' cannot be"),
     "below zero": (changed(operand_bytes=-4), "ValueError: operand_bytes=-4 cannot be"),
     "part": (changed(when="later"), "ValueError: when='later' cannot be"),

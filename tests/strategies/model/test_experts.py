@@ -14,10 +14,10 @@ from strategies import PRESETS, GPTConfig
 from strategies.costs.layer import flops_per_token
 from strategies.model.block import block_of
 from strategies.model.experts import Experts
-from strategies.model.gpt import active_param_count, param_count, weight_specs
+from strategies.model.gpt import param_count, weight_specs
 from strategies.model.hooks import ONE_DEVICE, LayerInfo
 from strategies.model.router import choose
-from tests.strategies.models import MOE, MOE_DROPPING, MOE_ROUTERS
+from tests.strategies.models import MOE, MOE_DROPPING, MOE_ROUTERS, active_param_count
 
 
 def part(config, deviation=1.0):

@@ -10,10 +10,10 @@ import pytest
 from strategies import PRESETS
 from strategies.model.attention import QKV, Reach, causal_attention
 from strategies.model.clamped_experts import clamped
-from strategies.model.gpt import active_param_count, param_count
+from strategies.model.gpt import param_count
 from strategies.model.rotary import Yarn
 from tests.strategies.formulas import assert_memory, compiled, cost
-from tests.strategies.models import GPT_OSS
+from tests.strategies.models import GPT_OSS, active_param_count
 
 
 @pytest.mark.factorisations

@@ -60,7 +60,7 @@ def test_a_layer_has_twice_as_many_collectives_of_half_the_size():
 
 
 def independent_matmuls(body, features):
-    """For each all-to-all, how many matmuls with so many features neither depend on it, nor it on them."""
+    """For each all-to-all, how many matmuls with that many features neither depend on it, nor it on them."""
     before, matmuls, exchanges = {}, [], []
     for index, equation in enumerate(body.eqns):
         inputs = (before.get(var, set()) for var in equation.invars if not isinstance(var, Literal))

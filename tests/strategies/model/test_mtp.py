@@ -12,9 +12,9 @@ from flax import nnx
 from strategies import PRESETS, STRATEGIES, GPTConfig, TrainConfig
 from strategies.costs import layer
 from strategies.model import gpt
-from strategies.model.gpt import GPT, active_param_count, param_count
+from strategies.model.gpt import GPT, param_count
 from strategies.step import forward_to_train
-from tests.strategies.models import MTP
+from tests.strategies.models import MTP, active_param_count
 from tests.strategies.quick import jit
 
 TRAIN = TrainConfig(batch_size=4, remat="none")

@@ -1,4 +1,4 @@
-"""Grouped-query attention: in every kernel heads of queries share heads of keys, on one device and on several."""
+"""Grouped-query attention: in every kernel query heads share KV heads, on one device and on several."""
 
 import math
 from functools import partial
@@ -135,7 +135,7 @@ def test_devices_exchange_the_heads_of_keys_that_there_are(own, attention, kind,
 
 @pytest.mark.parametrize("key_heads", KEY_HEADS)
 def test_devices_that_share_a_head_of_keys_have_copies(key_heads):
-    """Heads of queries keep their order."""
+    """Query heads keep their order."""
     (q, k, v), _ = draw(3, key_heads)
     copies = HEADS // key_heads
     apart = QKV.of(q, k, v).for_devices(HEADS).apart

@@ -16,7 +16,7 @@ from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 from benchmarks.devices.topology import Topology
 from benchmarks.program.compiled import read_program
 from strategies import STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig
-from strategies.backends.backend import NVIDIA_GPU, backend_for
+from strategies.backends.backend import NVIDIA_GPU
 from strategies.backends.device_mesh import first_devices
 from strategies.config import Attention, Remat
 from strategies.core import plan
@@ -142,27 +142,6 @@ def test_it_is_compiled_for_tpus(kind: Attention) -> None:
     program, cost = read_program(text, step.mesh.shape), predict("context", config, mesh, train, platform="tpu")
     assert program.flops * 4 == sum(cost.flops.values())
     assert ("[4,4,256,256]" in text) == (kind == "xla")
-
-
-@pytest.mark.parametrize(
-    ("platform", "config", "ring", "kind"),
-    [
-        ("tpu", {}, 4, "splash"),
-        ("tpu", {}, 8, "xla"),
-        ("cuda", {}, 8, "cudnn"),
-        ("cuda", {"attention_window": 64}, 4, "xla"),
-        ("tpu", {"attention_window": 64}, 4, "xla"),
-    ],
-    ids=str,
-)
-def test_auto_is_the_fused_kernel_of_the_platform(platform, config, ring, kind):
-    """Where it takes the chunks; with a window there is none."""
-    assert (
-        kernel_for(
-            backend_for(platform), dataclasses.replace(CONFIG, **config), TrainConfig(1, dtype="bfloat16"), ring=ring
-        )
-        == kind
-    )
 
 
 def test_another_version_of_jax_may_have_no_such_kernel(monkeypatch):

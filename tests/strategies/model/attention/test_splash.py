@@ -66,10 +66,11 @@ def test_the_kernel_visits_the_blocks_that_are_counted(reach):
 
 CONFIG = GPTConfig(layers=1, embed=32, heads=4, sequence=256)
 HALF = {"dtype": "bfloat16"}
+LONG = {"layers": 2, "sequence": 1024}
 
 
 @pytest.mark.parametrize(
-    ("platform", "config", "train", "kind"),
+    ("platform", "config", "options", "kind"),
     [
         ("tpu", {}, HALF, "splash"),
         ("tpu", {}, {}, "splash"),
@@ -84,12 +85,19 @@ HALF = {"dtype": "bfloat16"}
         ("cpu", {}, HALF, "xla"),
         (None, {}, HALF, "xla"),
         (None, {}, {**HALF, "attention": "splash"}, "splash"),
+        ("tpu", LONG, {**HALF, "ring": 4}, "splash"),
+        ("tpu", LONG, {**HALF, "ring": 8}, "xla"),
+        ("cuda", LONG, {**HALF, "ring": 8}, "cudnn"),
+        ("cuda", LONG | {"attention_window": 64}, {**HALF, "ring": 4}, "xla"),
+        ("tpu", LONG | {"attention_window": 64}, {**HALF, "ring": 4}, "xla"),
     ],
     ids=str,
 )
-def test_auto_is_the_fused_kernel_of_the_platform(platform, config, train, kind):
-    """Where it takes the model; otherwise, and where no platform is named, it is XLA's attention."""
-    assert kernel_for(backend_for(platform), replace(CONFIG, **config), TrainConfig(1, **train)) == kind
+def test_auto_is_the_fused_kernel_of_the_platform(platform, config, options, kind):
+    """Where it takes the model, or a ring's chunks of it; otherwise, and without a platform, it is XLA's attention."""
+    train = {name: value for name, value in options.items() if name != "ring"}
+    ring = options.get("ring", 1)
+    assert kernel_for(backend_for(platform), replace(CONFIG, **config), TrainConfig(1, **train), ring=ring) == kind
 
 
 def test_a_kernel_of_pallas_is_not_partitioned_by_the_compiler():
