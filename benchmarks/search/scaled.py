@@ -13,17 +13,18 @@ from benchmarks.search.candidates import SearchSpace
 from benchmarks.search.document import rows_of
 from benchmarks.search.ranking import Ranking, ranked
 from benchmarks.search.report import Result, Scaling
-from benchmarks.search.rows import BOTTLENECK, LAYOUT, MILLISECONDS, TOKENS, UTILIZATION, Column, table
+from benchmarks.search.rows import BOTTLENECK, MESH, MILLISECONDS, OPTIONS, STRATEGY, TOKENS, UTILIZATION, Column, table
 from benchmarks.simulate.intervals import interval
 from benchmarks.simulate.machine import Machine
 
 SPREAD = 8
 """Most devices along `context`, and along `tensor` where devices have no hosts."""
 COLUMNS = (
-    *(Column("scaling", "scaling"), Column("devices", "devices", "d"), Column("batch", "global_batch_sequences", "d")),
-    *(*LAYOUT, Column("ms", "predicted_seconds", *MILLISECONDS), TOKENS, UTILIZATION, BOTTLENECK),
+    Column("devices", lambda row: f"{row['devices']} {row['scaling']}"),
+    *(Column("batch", "global_batch_sequences", "d"), STRATEGY, MESH, Column("ms", "predicted_seconds", *MILLISECONDS)),
+    *(TOKENS, UTILIZATION, BOTTLENECK, OPTIONS),
 )
-OPTIONS = {"schedule": ("1f1b", "zb-h1"), "gather": ("layer",)}
+VARIED = {"schedule": ("1f1b", "zb-h1"), "gather": ("layer",)}
 """Options that are varied here, unless the user names others: fewer than in a search, for there are many sizes."""
 
 
@@ -46,7 +47,7 @@ def results(
 
     Strong scaling comes first, with the batch of the space; in weak scaling a device has `device_batch_size` sequences.
     """
-    options = tuple((OPTIONS | dict(space.options)).items())
+    options = tuple((VARIED | dict(space.options)).items())
     for scaling, devices in product(get_args(Scaling), sizes):
         batch = device_batch_size * devices if scaling == "weak" else space.batch_size
         sized_space = replace(space, topology=sized(base, devices), batch_size=batch, options=options)
