@@ -1,8 +1,9 @@
 """Amounts with units, and plain-text tables and sentences that fit the terminal.
 
-A sentence wraps, but a number stays on one line with its unit, and an interval with both of its ends. Of a table, names
-in the first column wrap at two fifths of the screen. Other cells stay whole: columns that do not fit are in further
-tables below. A pipe or a file has tables as wide as they are.
+A sentence wraps, but a number stays on one line with its unit, and an interval with both of its ends. Of a table
+that does not fit, names in the first column wrap at two fifths of the screen: reports and long names of cases would
+leave no room for numbers. Other cells stay whole: columns that do not fit are in further tables below. A pipe or a file
+has tables as wide as they are.
 """
 
 import re
@@ -77,18 +78,25 @@ def aligned(
     >>> aligned([("mesh", "tokens/s", "interval"), ("fsdp=8", "1,200", "0.9 to 1.1")], "<>>", width=20)
     ['mesh    tokens/s', 'fsdp=8     1,200', '', 'mesh      interval', 'fsdp=8  0.9 to 1.1']
     """
-    room = (width or table_width()) - len(indent)
-    rows = [line for row in rows for line in _row_lines(row, room * 2 // 5)]
-    columns = [*zip(*rows, strict=True)]
-    sides, least = align or "<" * len(columns), least or [0] * len(columns)
-    widths = [max(letters, *map(len, column)) for letters, column in zip(least, columns, strict=True)]
-    lines: list[str] = []
+    room, widths = (width or table_width()) - len(indent), _widths(rows, least)
+    if sum(widths) + GAP * (len(widths) - 1) > room:
+        rows = [line for row in rows for line in _row_lines(row, room * 2 // 5)]
+        widths = _widths(rows, least)
+    sides, lines = align or "<" * len(widths), list[str]()
     for places in side_by_side(widths, room):
         if lines:
             lines.append("")
         for row in rows:
-            lines.append(indent + (" " * GAP).join(f"{row[at]:{sides[at]}{widths[at]}}" for at in places).rstrip())
+            cells = (f"{row[at]:{sides[at]}{widths[at]}}" for at in places)
+            lines.append(f"{indent}{(' ' * GAP).join(cells)}".rstrip())
     return lines
+
+
+def _widths(rows: Sequence[Sequence[str]], least: Sequence[int]) -> list[int]:
+    """Return the widths of columns: of their longest cells, and at least as wide as is asked."""
+    columns = [*zip(*rows, strict=True)]
+    least = least or [0] * len(columns)
+    return [max(letters, *map(len, column)) for letters, column in zip(least, columns, strict=True)]
 
 
 def _row_lines(row: Sequence[str], width: int) -> list[Sequence[str]]:

@@ -47,12 +47,11 @@ TRITON_ON = (("xla_gpu_enable_triton_gemm", "true"), *MERGED)
 """XLA's defaults, which a step of one GPU changes (`adds_biases_on_one_device`). Matmuls of 32 MB at most are merged:
 those of queries, keys and values with 8 sequences, but not with 16."""
 PYTORCH = "PyTorch, compiled"
-PREDICTED = {
-    **{"matmul": ("matmul", "head"), "attention": ("attention",), "pass": ("memory",), "copy": ()},
-    **{"optimizer": ("optimizer",), IDLE: (HOST, "fixed"), OTHER: ()},
+PARTS_BY_KINDS = {
+    **{("matmul",): ("matmul", "head"), ("attention",): ("attention",), ("pass", "copy"): ("memory",)},
+    **{("optimizer",): ("optimizer",), (IDLE,): (HOST, "fixed"), (OTHER,): ()},
 }
-"""Kind of kernels in a trace -> parts of a predicted step. The head has its matmuls and its passes over logits; slices
-and transposes count as passes."""
+"""Kinds of kernels in a trace -> parts of a predicted step. The head has its matmuls and its passes over logits."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,7 @@ def measured(group: Group, folder: Path | None) -> dict[str, Any]:
         trace(folder, partial(default.training.block, TRACED_STEPS))
         traced = milliseconds_by_kind(folder, default.kernels, TRACED_STEPS)
         found["default"]["traced_ms"] = traced
-        print(*traced_beside_predicted(traced, default.facts["predicted_ms"]), sep="\n", file=sys.stderr)
+        print(*table_of_kinds(traced, default.facts["predicted_ms"]), sep="\n", file=sys.stderr)
     return found
 
 
@@ -191,12 +190,13 @@ def predicted(case: Case) -> dict[str, float] | None:
     return {name: 1e3 * seconds for name, seconds in parts.items()}
 
 
-def traced_beside_predicted(traced: Mapping[str, float], parts: Mapping[str, float] | None) -> list[str]:
+def table_of_kinds(traced: Mapping[str, float], parts: Mapping[str, float] | None) -> list[str]:
     """The lines of a table of milliseconds by kind of kernels, as traced and as predicted; "?" without prediction."""
     rows = [("kind", "traced ms", "predicted ms")]
-    for kind, names in PREDICTED.items():
-        known = "?" if parts is None else f"{sum(parts.get(name, 0.0) for name in names):.2f}"
-        rows.append((kind, f"{traced.get(kind, 0.0):.2f}", known))
+    for kinds, names in PARTS_BY_KINDS.items():
+        spent = sum(traced.get(kind, 0.0) for kind in kinds)
+        known = "?" if parts is None or not names else f"{sum(parts.get(name, 0.0) for name in names):.2f}"
+        rows.append((", ".join(kinds), f"{spent:.2f}", known))
     return aligned(rows, "<>>")
 
 

@@ -123,7 +123,7 @@ class Preparation:
         if not (topology and topology.chip):
             return record
         cost, needed = cost_of(self.case), int(record.columns.get("memory.total_bytes") or 0)
-        bubble = cost.plan.schedule.lost(cost.passes) if cost else 0.0
+        bubble = cost.plan.schedule.lost(cost.passes) if cost and cost.plan.staged else 0.0
         return replace(record, estimate=estimate(topology.kind, built(record), self.program, needed, bubble))
 
     def require_fit(self, record: Record) -> Record:

@@ -74,9 +74,8 @@ def _memory(info: dict[str, Any], size: Size) -> Iterator[str]:
     for part in MEMORY_PARTS:
         yield f"  {part:18}{size(info[f'memory.{part}_bytes'])}{size(formulas.get(part))}"
     if (capacity := info["chip.capacity_bytes"]) is not None:
-        share = info["chip.needed_bytes"] / capacity
         fits = "fits" if info["chip.fits"] else "DOES NOT FIT"
-        yield f"  {'memory of a chip':18}{size(capacity)}   {share:.0%}: it {fits}"
+        yield f"  {'memory of a chip':18}{size(capacity)}   {info['chip.needed_bytes'] / capacity:.0%}: it {fits}"
 
 
 def _communication(info: dict[str, Any], size: Size) -> Iterator[str]:

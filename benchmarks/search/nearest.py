@@ -63,9 +63,8 @@ def _run(row: TableRow, space: SearchSpace) -> tuple[float, dict[str, Any]] | No
     )
     distance = sum(weight * abs(math.log(theirs / ours)) for theirs, ours, weight in ratios)
     rate = published.batch_size * published.sequence / seconds / published.devices
-    facts = {name: getattr(published, name) for name in FACTS}
-    size_and_speed = {"param_count": parameters, "tokens_per_second_per_device": rate}
-    return distance, facts | size_and_speed | {"source": row["source"], "mesh": mesh_of(row)}
+    facts = {name: getattr(published, name) for name in FACTS} | {"param_count": parameters}
+    return distance, facts | {"tokens_per_second_per_device": rate, "source": row["source"], "mesh": mesh_of(row)}
 
 
 def lines(runs: Sequence[dict[str, Any]]) -> list[str]:

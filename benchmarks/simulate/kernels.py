@@ -238,9 +238,8 @@ def head(plan: Plan, stack: Stack, parts: int) -> tuple[tuple[Kernel, ...], tupl
     tokens, rows, itemsize = plan.share.tokens, plan.padded_vocab / parts, BYTES[plan.train.dtype]
     embed, join = plan.config.embed, plan.head_uses - 1
     dims, joined = (tokens, rows, embed, 1), (plan.share.residual_tokens, embed, 2 * embed, 1)
-    # Rows of the table are cast, and their gradients summed, by the constants of a layer's weights.
-    costs, many = stack.kernels, plan.train.microbatches > 1
-    moved = (costs.logit_bytes * tokens + (costs.kept.of_weights + many * costs.stacked.of_weights) * embed) * rows / 2
+    costs, sums = stack.kernels, plan.train.microbatches > 1  # the table costs what weights of a layer do
+    moved = (costs.logit_bytes * tokens + (costs.kept.of_weights + sums * costs.stacked.of_weights) * embed) * rows / 2
     again, passes = (matmul(dims, itemsize),) if plan.logits_again else (), Kernel("memory", 0, moved)
     forward = plan.head_uses * (matmul(dims, itemsize), passes) + join * (matmul(joined, itemsize),)
     backward = plan.head_uses * (*again, *gradients_of(dims, itemsize), passes)

@@ -14,7 +14,7 @@ from benchmarks.simulate.kernels import Layer, head, kernels_of, layer
 from benchmarks.simulate.links import collective_seconds, group
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.queues import Event, Item, Wait
-from benchmarks.simulate.stack import HALVES_SHARE, TOKENS_SHARE, ForwardBackward, Stack
+from benchmarks.simulate.stack import HALVES_SHARE, PAIR_SHARE, TOKENS_SHARE, ForwardBackward, Stack
 from strategies.core.placement import Axes
 from strategies.core.plan import Plan
 from strategies.core.traffic import SENT, Bytes, Traffic
@@ -48,7 +48,8 @@ HOST = "launches"
 class LayerEvents:
     """What a device does for a microbatch in one of its layers, and in the embedding and the head.
 
-    `layers` of the device send the traffic of the step; `recomputed_prefix_layers` of them run forward twice.
+    `layers` of the device send the traffic of the step; `recomputed_prefix_layers` of them run forward twice. With
+    `paired` a pass shares its loop with one of another microbatch, whose kernels hide `PAIR_SHARE` of what it sends.
     """
 
     plan: Plan
@@ -57,6 +58,7 @@ class LayerEvents:
     topology: Topology
     layers: int
     recomputed_prefix_layers: int = 0
+    paired: bool = False
 
     @property
     def stack(self) -> Stack:
@@ -90,14 +92,6 @@ class LayerEvents:
         yield from map(Wait, beside_kernels)
         yield from () if self.prefetches else gathers
         yield from [Wait("layer")] if beside else []
-
-    def pair(self) -> Iterator[Item]:
-        """Yield the events of a pair. On GPUs collectives of one pass run beside the kernels of the other."""
-        both, gpu = [*self.events("forward"), *self.events("backward")], not self.machine.chip.torus_dims
-        sends = [one for one in both if gpu and isinstance(one, Event) and {*one.queues} - {HOST}]
-        yield from (event._replace(labels=(*event.labels, "pair")) for event in sends)
-        yield from (one for one in both if one not in sends)
-        yield from [Wait("pair")] if sends else []
 
     def gathers(self, wanted: Collection[str], times: float | None = None) -> Iterator[Event]:
         """Yield the collectives that send `wanted` of sharded weights and gradients; those of several arrays are one.
@@ -187,12 +181,16 @@ class LayerEvents:
         The collectives of both halves are in flight at once, so that their latency counts once.
         """
         overlaps = self.stack.overlaps
-        if term.what not in ("layers", *TOKENS):
+        halves = self.plan.train.halves == "on" and "halves" in overlaps
+        if self.paired:
+            return PAIR_SHARE
+        if term.what in TOKENS:
+            return TOKENS_SHARE * (halves and not self.plan.blocks_rows)
+        if term.what != "layers":
             return float(term.what == "keys and values" and term.what in overlaps)
-        if term.what == "layers" and "tensor" in overlaps and self.plan.sequence_parallel:
+        if "tensor" in overlaps and self.plan.sequence_parallel:
             return 1 - 1 / self.plan.tensors
-        share = TOKENS_SHARE if term.what in TOKENS else HALVES_SHARE
-        return share if self.plan.train.halves == "on" and "halves" in overlaps else 0.0
+        return HALVES_SHARE * halves
 
     def _calls_of(self, what: str, kind: str) -> ForwardBackward:
         """Collectives of a kind that a layer needs for a purpose in each pass."""

@@ -136,10 +136,9 @@ class Priced:
     def _part(self, part: Part, share: float, trips: int) -> Iterator[Loop]:
         inside = part.times if part.taken is None else 0
         whole, fraction = divmod(part.mean_times(trips), 1)
-        if whole:
-            yield Loop(tuple(self.items(part.events, share, inside)), int(whole))
-        if fraction:
-            yield Loop(tuple(self.items(part.events, share * fraction, inside)), 1)
+        for times, of_each in ((int(whole), share), (1, share * fraction)):
+            if times and of_each:
+                yield Loop(tuple(self.items(part.events, of_each, inside)), times)
 
     def _own(self, name: str, work: Work, share: float) -> Iterator[Event]:
         """Compute and access memory. What only communicates accesses memory while it sends (`_sent`)."""

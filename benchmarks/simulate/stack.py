@@ -10,14 +10,14 @@ Collective = Literal["gathers", "halves", "keys and values", "tensor", "sends"]
 """Collectives that a stack may overlap with the compute of a layer:
 
 - gathers of sharded weights, and reduce-scatters of their gradients;
-- all reductions over the tensor axis, with `TrainConfig.halves`;
+- all reductions over the tensor axis, and tokens sent to experts, with `TrainConfig.halves`;
 - keys and values on their way around a ring of a context axis;
 - gathers and reduce-scatters over the tensor axis in chunks, all but one chunk of each;
 - sends to the next stage, with several chunks on a stage.
 """
-HALVES_SHARE, TOKENS_SHARE = 0.16, 0.4
-"""Shares of the reductions, and of tokens sent to experts, that `halves` overlaps with the other half of the batch. In
-schedules that XLA compiled for H100, v5e and v5p (docs/experiments), 15% to 20%, and 22% to 64% less is waited for."""
+HALVES_SHARE, TOKENS_SHARE, PAIR_SHARE = 0.16, 0.5, 0.8
+"""Shares of reductions, and of tokens sent to experts, that `halves` hides, and of what the passes of a pair send. In
+schedules for H100, v5e and v5p (docs/experiments) 15% to 20%, 22% to 64% and 79% less is waited for."""
 
 
 class Precision(NamedTuple):

@@ -22,7 +22,9 @@ from strategies.pipelining.timetable import KINDS, order_of
 
 
 class Pass(NamedTuple):
-    """A pass on a stage, such as F0, B0 or W0, or what is done between or after passes, with its seconds in order."""
+    """A pass on a stage, such as F0, B0 or W0, or a pair, such as F1&B0, or what is done between or after passes, with
+    its seconds in order.
+    """
 
     stage: int
     name: str
@@ -143,7 +145,7 @@ class Stages:
             begin, end, leaves = float(self.ticks[tick]), float(self.ticks[tick + 1]), shared.leaves[tick]
             for stage, cell in enumerate(column):
                 if cell:
-                    yield Pass(stage, " ".join(map(str, cell)), begin, self.work["".join(op.kind for op in cell)])
+                    yield Pass(stage, "&".join(map(str, cell)), begin, self.work["".join(op.kind for op in cell)])
             sends = int(self.plan.ticks.sends[tick]) * self.send_seconds
             if leaves >= 0:
                 begin = end - sends - sum(head.values())

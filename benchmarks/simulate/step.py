@@ -118,7 +118,10 @@ class Step:
             first, last = (simulate(self.layer.gathers(GATHERED[way])).parts for way in ("forward", "weights"))
             found |= {"F": added(first, found["F"]), "B": added(found["B"], last)}
         if self.plan.schedule.pairs and self.machine.stack.lockstep:
-            found["FB"] = scaled(simulate(self.layer.pair()).parts, layers)
+            # GPUs alone hide more in pairs than apart, as compiled (docs/experiments/2026-11-29-fused-pairs.md).
+            hides = self.plan.pairs_in_one_loop and self.machine.chip.platform in ("cuda", "gpu")
+            both = (simulate(replace(self.layer, paired=hides).events(way)).parts for way in ("forward", "backward"))
+            found["FB"] = scaled(added(*both), layers)
         return found
 
     def _lead_passes(self, ways: Mapping[Kind, Way]) -> Mapping[Kind, Parts]:

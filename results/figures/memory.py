@@ -14,7 +14,7 @@ MOST_BARS = 15
 """The largest and the smallest cases that are drawn of each number of devices."""
 
 
-def cases_of(rows: pd.DataFrame) -> pd.DataFrame:
+def memory_cases(rows: pd.DataFrame) -> pd.DataFrame:
     """Keep the largest and the smallest cases of each number of devices, the largest first, with a column a part.
 
     Rows that were only compiled count, too. `formula` is the total by formula, or NaN without one.
@@ -53,4 +53,4 @@ def draw(cases: pd.DataFrame, style: Style) -> Drawn:
     return figure
 
 
-FIGURE = Figure("memory_per_device", "Memory per device", one_batch, cases_of, draw, lambda points: "")
+FIGURE = Figure("memory_per_device", "Memory per device", one_batch, memory_cases, draw, lambda points: "")

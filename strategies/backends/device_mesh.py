@@ -92,7 +92,8 @@ def mark_missing(array: Any, axes: Sequence[str]) -> Any:
 def barrier(tree: Any) -> Any:
     """`lax.optimization_barrier`, one for each set of mesh axes over which arrays vary.
 
-    JAX (0.10) marks all results of a barrier as varying over the axes of all its operands.
+    JAX (0.10) marks all results of a barrier as varying over the axes of all its operands. Arrays that vary over
+    different axes are not ordered against each other.
     """
     leaves, structure = jax.tree.flatten(tree)
     axes = [frozenset(jax.typeof(leaf).manual_axis_type.varying) for leaf in leaves]

@@ -158,8 +158,13 @@ class Plan(Sizes):
         return self.config.dense_layers if self.staged else 0
 
     @property
+    def pairs_in_one_loop(self) -> bool:
+        """Whether both passes of a pair are one loop, as where all slots of stages have layers (layer_backward.py)."""
+        return self.schedule.pairs and self.layer_slots == self.config.blocks
+
+    @property
     def run_by_all_stages(self) -> Sequence[str]:
-        """The options of layers that all stages of a pipeline run, for their share of the sequences or for all."""
+        """The options of layers that all stages of a pipeline run: leading dense layers, and the MTP block."""
         options = {"dense_layers": self.config.dense_layers, "mtp_loss": self.config.mtp_loss}
         return [f"{name}={value}" for name, value in options.items() if value and self.staged]
 

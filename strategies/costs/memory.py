@@ -206,7 +206,7 @@ def layer_work_bytes(plan: Plan) -> int:
     transposes = share.sequence_parallel and backend.gathers_outermost_only
     elements = layer.working_elements(share) + 3 * transposes * share.tokens * plan.config.embed
     late = share.itemsize * whole_layer(plan) if plan.overlap_grad_reduction else 0
-    others = (further_layers(plan) * size + plan.schedule.pairs * share.itemsize) * whole_layer(plan)
+    others = (further_layers(plan) * size + plan.pairs_in_one_loop * share.itemsize) * whole_layer(plan)
     copies = copy_sum_bytes(plan) // plan.layers if plan.train.reduce == "layer" else 0
     return held + size * elements + late + others + copies
 

@@ -107,7 +107,7 @@ class Overview:
         sent = [(s.what, s.kind.replace("_", "-"), _joined(s.along), s.when, _bytes(s.sent_bytes)) for s in self.sent]
         total = ("all", "", "", "", _bytes(sum(each.sent_bytes for each in self.sent)))
         sends = table([("a device sends", "by", "along", "when", "bytes"), *sent, total], "<<<<>")
-        return "\n".join([*lines, *sends, *[""][: len(self.stages)], *self.stages])
+        return "\n".join([*lines, *sends, *(["", *self.stages] if self.stages else [])])
 
     def array_table(self, table: Formatter = _table) -> str:
         """A table of each array's dims, splitting axes, and whole and held bytes; equally split arrays share a line."""
@@ -171,7 +171,7 @@ def overview(
 
 
 def of_stages(cost: Cost) -> Iterator[str]:
-    """What a schedule loses and holds, and what its stages do not split."""
+    """Sentences: what the schedule loses and holds, and which layers its stages do not split."""
     plan, schedule = cost.plan, cost.plan.schedule
     held = max(map(schedule.in_flight, range(schedule.stages))) / schedule.chunks
     yield f"{schedule.name}: a stage is idle for {schedule.lost(cost.passes):.1%} of a step in lockstep"

@@ -1,14 +1,18 @@
 """The script for one GPU runs where there is none, with a small model."""
 
 import json
+import re
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
 from benchmarks.devices.topology import Topology
+from benchmarks.program.kernels import KINDS
 from benchmarks.run import gpu_run
-from benchmarks.run.gpu_run import GROUPS, PREDICTED, traced_beside_predicted
+from benchmarks.run.gpu_run import GROUPS, PARTS_BY_KINDS, table_of_kinds
+from benchmarks.run.traces import IDLE, OTHER
 from benchmarks.simulate.machines import machine
 from benchmarks.simulate.step import predict_seconds
 from strategies.costs.predict import predict
@@ -28,10 +32,8 @@ def test_it_times_steps_and_reads_a_trace(
     assert all(step["ms"] > 0 and step["kernels"] > 0 for step in group["steps"].values())
     traced = group["steps"]["default"]["traced_ms"]
     assert traced["matmul"] > 0
-    table = [line.split() for line in capsys.readouterr().err.splitlines() if line.endswith("?")]
-    assert {kind: float(ms) for kind, ms, _ in table} == {
-        kind: pytest.approx(traced.get(kind, 0), abs=0.01) for kind in PREDICTED
-    }
+    printed = capsys.readouterr().err.splitlines()
+    assert [line for line in table_of_kinds(traced, None) if line in printed] == table_of_kinds(traced, None)
 
 
 def test_each_part_of_a_prediction_is_of_one_kind_of_kernels() -> None:
@@ -41,9 +43,10 @@ def test_each_part_of_a_prediction_is_of_one_kind_of_kernels() -> None:
     cost = predict("single", case.config, case.mesh, case.training(), on_h100.backend)
     timeline = predict_seconds(cost, machine("meshmark_gpus", "h100"), Topology.parse("h100:1x1"))
     parts = {name: 1e3 * seconds for name, seconds in timeline.parts.items()}
-    lines = traced_beside_predicted({"matmul": 1.5}, parts)
-    assert sum(float(line.split()[-1]) for line in lines[1:]) == pytest.approx(sum(parts.values()), abs=0.04)
-    assert [line.split()[1] for line in lines[1:]] == ["1.50", *["0.00"] * (len(PREDICTED) - 1)]
+    table = [re.split("  +", line) for line in table_of_kinds({"matmul": 1.5, "pass": 1.0, "copy": 0.5}, parts)[1:]]
+    assert sum(float(known) for _, _, known in table if known != "?") == pytest.approx(sum(parts.values()), abs=0.04)
+    assert {kinds: ms for kinds, ms, _ in table if ms != "0.00"} == {"matmul": "1.50", "pass, copy": "1.50"}
+    assert {*chain.from_iterable(PARTS_BY_KINDS)} == {*KINDS, IDLE, OTHER}
 
 
 def test_all_steps_can_be_built_and_differ() -> None:

@@ -22,7 +22,7 @@ from benchmarks.search.compiled import compile_and_replay, compiled_record
 from benchmarks.simulate.machines import machine
 from strategies import GPTConfig, MeshSpec, strategy
 from strategies.backends.backend import NVIDIA_GPU
-from tests.benchmarks.search.asked import TINY
+from tests.benchmarks.search.searching import TINY
 from tests.commands import command
 
 CONFIG = GPTConfig(layers=2, embed=16, heads=2, vocab=256, sequence=8)
@@ -77,6 +77,18 @@ def test_a_step_that_fits_has_a_roofline_time(pretended: Any) -> None:
     parts = [info[f"replay.{part}_seconds"] for part in ("compute", "memory", "exposed", "idle")]
     assert info["replay.step_seconds"] == pytest.approx(sum(parts))
     assert info["replay.step_seconds"] >= info["roofline.step_seconds"]
+    assert info["replay.idle_seconds"] == 0
+
+
+def test_a_replay_of_a_pipeline_is_in_lockstep(pretended: Any) -> None:
+    """Its bubble is that of ticks as long as on the busiest stage. Collectives that are waited for lengthen none."""
+    pretended(80 * GIB)
+    pipeline = dataclasses.replace(case("h100:1x4", "three_d", "data=2,pipeline=2"), microbatches=2)
+    info: dict[str, Any] = compile_case(pipeline).extra_info
+    busy, idle = info["replay.compute_seconds"] + info["replay.memory_seconds"], info["replay.idle_seconds"]
+    works = (1 - info["predicted.bubble"]) * (1 - info["predicted.lockstep_bubble"])
+    assert info["predicted.lockstep_bubble"] > 0.05
+    assert busy / (busy + idle) == pytest.approx(works)
 
 
 def test_a_step_that_does_not_fit_says_how_much_it_needs(pretended: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.devices.chips import GIB
 from benchmarks.devices.topology import Topology
-from tests.benchmarks.search.asked import TINY
+from tests.benchmarks.search.searching import TINY
 from tests.commands import command
 
 main = command("compile")

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.benchmarks.search.asked import fitting, found
+from tests.benchmarks.search.searching import fitting, found
 
 pytestmark = pytest.mark.usefixtures("_wide")
 

@@ -18,7 +18,7 @@ from tests.commands import command
 main = command("search")
 
 H100S = machine("meshmark_gpus", "h100")
-ASKED = ("--preset=gpt2", "--topology=h100:1x8", "--batch-size=64", "--strategy=fsdp,tensor", "--remat=dots")
+ARGUMENTS = ("--preset=gpt2", "--topology=h100:1x8", "--batch-size=64", "--strategy=fsdp,tensor", "--remat=dots")
 
 
 def space(topology, **others):
@@ -77,7 +77,7 @@ def test_topologies_of_other_sizes(topology, devices, expected):
 def test_the_command_writes_a_row_for_each_point(tmp_path, capsys):
     """Strong and weak; where nothing fits, the row says so, and the limits are those that have colours."""
     path = tmp_path / "scaling.json"
-    assert main([*ASKED, "--scaling=8..256", f"--json={path}", "--sequences-per-device=2"]) == 0
+    assert main([*ARGUMENTS, "--scaling=8..256", f"--json={path}", "--sequences-per-device=2"]) == 0
     document = json.loads(path.read_text())
     rows = document["candidates"]
     assert document["kind"] == "search"

@@ -10,7 +10,7 @@ from benchmarks.search.candidates import MEMORY_FRACTION
 from benchmarks.simulate.intervals import interval
 from benchmarks.simulate.machines import machine
 from strategies import PRESETS
-from tests.benchmarks.search.asked import ASKED, fitting, found
+from tests.benchmarks.search.searching import ARGUMENTS, fitting, found
 from tests.benchmarks.simulate.host import FILE
 from tests.commands import assert_refused, command
 
@@ -228,4 +228,4 @@ def test_nothing_fits(capsys):
 )
 def test_what_cannot_be_asked_is_refused(more, problem):
     """With a message that says what can be."""
-    assert_refused(["search", *ASKED, *more], 2, problem)
+    assert_refused(["search", *ARGUMENTS, *more], 2, problem)

@@ -9,7 +9,8 @@ from benchmarks.simulate.kernels import layer
 from benchmarks.simulate.links import bandwidth, group
 from benchmarks.simulate.step import bound_seconds, predict_seconds
 from strategies.core.traffic import Bytes
-from tests.benchmarks.simulate.accounted import (
+from tests.benchmarks.simulate.host import MEGATRON, MESHMARK, MPT
+from tests.benchmarks.simulate.ideal_machines import (
     BATCH,
     CHIP,
     COMPUTING,
@@ -30,7 +31,6 @@ from tests.benchmarks.simulate.accounted import (
     step,
     topology_of,
 )
-from tests.benchmarks.simulate.host import MEGATRON, MESHMARK, MPT
 
 
 @pytest.mark.parametrize("sequence_parallel", [True, False])

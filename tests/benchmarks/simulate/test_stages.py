@@ -10,13 +10,15 @@ from benchmarks.devices.topology import Topology
 from benchmarks.simulate.layer import GATHERED, LayerEvents, Way
 from benchmarks.simulate.links import bandwidth, group
 from benchmarks.simulate.predict import predicted, read_rows
-from benchmarks.simulate.queues import Parts, added, simulate
+from benchmarks.simulate.queues import Parts, added
+from benchmarks.simulate.stack import PAIR_SHARE
 from benchmarks.simulate.stages import Stages
 from benchmarks.simulate.step import Step
 from strategies.config import TrainConfig
 from strategies.costs.predict import predict
 from strategies.gpt_config import GPTConfig
-from tests.benchmarks.simulate.accounted import (
+from tests.benchmarks.simulate.host import MESHMARK
+from tests.benchmarks.simulate.ideal_machines import (
     CHIP,
     COMPUTING,
     LAYERS,
@@ -28,7 +30,6 @@ from tests.benchmarks.simulate.accounted import (
     step,
     topology_of,
 )
-from tests.benchmarks.simulate.host import MESHMARK
 from tests.processes import ROOT
 
 MANY = GPTConfig(layers=8, embed=128, heads=4, sequence=128)
@@ -123,24 +124,36 @@ def test_a_pair_of_passes_is_one_pass_in_lockstep():
     assert stages.parts == pytest.approx(expected | {"bubble": ticks + 9 * 1.5 + sends - sum(expected.values())})
     found = [*stages.passes()]
     assert max(each.begin_seconds + sum(each.parts.values()) for each in found) == pytest.approx(stages.end_seconds)
-    ops = [op for each in found if each.stage == 3 and each.name[0] in "FB" for op in each.name.split()]
+    ops = [op for each in found if each.stage == 3 and each.name[0] in "FB" for op in each.name.split("&")]
     assert ops == [str(op) for op in plan.schedule.orders[3]]
 
 
-def test_a_pair_of_passes_sends_beside_its_kernels_on_gpus():
-    """It takes as long as its kernels or its collectives, whichever take longer. On TPUs nothing is hidden."""
-    options = {"schedule": "dualpipe-v", "microbatches": 8, "dispatch": "all_to_all", "halves": "off"}
-    cost = step("three_d", "pipeline=2,expert=4", MIXTURE, **options)
-    torus = replace(COMPUTING, chip=replace(COMPUTING.chip, torus_dims=3))
-    layer, on_torus = (Step(cost, its, topology_of(cost)).layer for its in (COMPUTING, torus))
-    of_both, apart = (
-        added(*(simulate(each.events(way)).parts for way in ("forward", "backward"))) for each in (layer, on_torus)
-    )
-    sends = of_both["layer collectives"]
-    kernels = sum(of_both.values()) - sends
-    assert min(kernels, sends) > 0
-    assert simulate(layer.pair()).step_seconds == pytest.approx(max(kernels, sends))
-    assert simulate(on_torus.pair()).parts == pytest.approx(apart)
+def pair_and_passes(its, model, halves):
+    """Seconds of a stage's pair in lockstep, by what they are spent on, and those of its two passes together."""
+    options = {"schedule": "dualpipe-v", "microbatches": 8, "dispatch": "all_to_all", "halves": halves}
+    cost = step("three_d", "pipeline=2,expert=4", model, **options)
+    work = Step(cost, its, topology_of(cost)).work
+    return work["FB"], added(work["F"], work["B"])
+
+
+@pytest.mark.parametrize("halves", ["on", "off"])
+def test_a_pair_of_passes_hides_what_it_sends_on_gpus(halves):
+    """Its kernels take as long as those of both passes, and it waits for a share of what they send, halves or not."""
+    _, apart = pair_and_passes(COMPUTING, MIXTURE, "off")
+    pair, _ = pair_and_passes(COMPUTING, MIXTURE, halves)
+    assert apart["layer collectives"] > 0
+    assert pair["layer collectives"] == pytest.approx((1 - PAIR_SHARE) * apart["layer collectives"])
+    assert {**pair, "layer collectives": 0} == pytest.approx({**apart, "layer collectives": 0})
+
+
+@pytest.mark.parametrize(
+    ("platform", "layers"), [("tpu", 8), ("cpu", 8), ("cuda", 7)], ids=["tpu", "cpu", "a part lacks a layer"]
+)
+def test_a_pair_of_passes_hides_nothing_elsewhere(platform, layers):
+    """Nor where a slot of a stage is empty: there its passes have a loop each."""
+    its = replace(COMPUTING, chip=replace(COMPUTING.chip, platform=platform))
+    pair, apart = pair_and_passes(its, replace(MIXTURE, layers=layers), "off")
+    assert pair == pytest.approx(apart)
 
 
 def test_pipelines_wait_for_their_gathers():

@@ -11,7 +11,7 @@ from benchmarks.simulate.kernels import head, layer, tiles_filled, update_bytes
 from benchmarks.simulate.links import Along, group
 from benchmarks.simulate.machine import RANGES
 from benchmarks.simulate.machines import machine, machine_names
-from benchmarks.simulate.stack import HALVES_SHARE, Collective
+from benchmarks.simulate.stack import HALVES_SHARE, TOKENS_SHARE, Collective
 from benchmarks.simulate.stages import Stages
 from benchmarks.simulate.step import Step, bound_seconds, predict_seconds
 from strategies import MeshSpec
@@ -21,8 +21,8 @@ from strategies.costs.layer import score_flops
 from strategies.costs.predict import predict
 from strategies.gpt_config import GPTConfig
 from strategies.pipelining.schedules import PassTimes
-from tests.benchmarks.simulate.accounted import topology_of
 from tests.benchmarks.simulate.host import MEGATRON, MESHMARK, MPT
+from tests.benchmarks.simulate.ideal_machines import topology_of
 
 MODEL = GPTConfig(layers=8, embed=2048, heads=16, sequence=1024)
 LATENT = replace(
@@ -226,14 +226,25 @@ def test_a_stack_is_a_rule_of_what_overlaps(collective):
     assert shorter
 
 
-def test_halves_hide_a_part_of_the_collectives():
-    """On two halves of the batch a layer waits for less of its collectives, and for nothing else less."""
+@pytest.mark.parametrize(
+    ("axis", "model", "share"),
+    [
+        ("tensor", MODEL, HALVES_SHARE),
+        ("expert", replace(MODEL, experts=8, capacity_factor=1.0), TOKENS_SHARE),
+        ("expert", replace(MODEL, experts=8), 0.0),
+    ],
+)
+def test_halves_hide_a_part_of_the_collectives(axis, model, share):
+    """On two halves of the batch a layer waits for less of its collectives, and for nothing else less.
+
+    Without a capacity factor, what experts exchange is as good as not hidden.
+    """
     h100 = machine("meshmark_gpus", "h100")
     on, off = (
-        predict_seconds(step("tensor", "tensor=8", halves=halves), h100, Topology.parse("h100:1x8")).parts
+        predict_seconds(step(axis, f"{axis}=8", model=model, halves=halves), h100, Topology.parse("h100:1x8")).parts
         for halves in ("on", "off")
     )
-    assert on["layer collectives"] == pytest.approx(off["layer collectives"] * (1 - HALVES_SHARE))
+    assert on["layer collectives"] == pytest.approx(off["layer collectives"] * (1 - share))
     assert {**on, "layer collectives": 0} == pytest.approx({**off, "layer collectives": 0})
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from results import load
 from results.figures.batches import several_batches
-from results.figures.memory import cases_of
+from results.figures.memory import memory_cases
 from results.figures.tables import (
     PARTS,
     attributed,
@@ -50,7 +50,7 @@ def test_only_finished_rows_count(read, status: str) -> None:
     rows = read([row(), row("data", "data=2", status=status), failed(status, "data", "data=4")])
     assert is_counted(rows).tolist() == [True, False, False]
     assert reasons(rows) == f"2 {status}"
-    assert set(counted(cases_of(rows))["strategy"]) == {"single"}
+    assert set(counted(memory_cases(rows))["strategy"]) == {"single"}
 
 
 @pytest.mark.parametrize(("verdict", "why"), [(False, "not equal to single"), (None, "not compared with single")])
@@ -67,7 +67,7 @@ def test_every_row_is_drawn_or_named(read) -> None:
     ((_, chosen),) = one_batch(rows, None)
     for points in (
         *(scaling(chosen, metric, kind) for metric in METRICS for kind in ("strong", "weak")),
-        *(choose(chosen) for choose in (several_batches, cases_of, attributed, utilization)),
+        *(choose(chosen) for choose in (several_batches, memory_cases, attributed, utilization)),
     ):
         assert sorted(points.index) == sorted(rows.index)
         drawn = int(is_counted(points).sum())
@@ -87,7 +87,7 @@ def test_a_row_that_was_only_compiled_has_memory_and_no_time(read) -> None:
     rows = read([row(*place, kind="compiled", matches_single=None, **untimed) for place in places])
     assert reasons(rows) == "3 compiled only"
     assert names_of(rows) == ["memory_per_device"]
-    assert is_counted(cases_of(rows)).all()
+    assert is_counted(memory_cases(rows)).all()
     assert is_counted(scaling(rows, "memory")).all()
     assert not is_counted(scaling(rows, "throughput")).any()
 
@@ -159,14 +159,14 @@ def test_the_fastest_mesh_is_drawn(read) -> None:
 
 def test_memory_parts_add_up(read) -> None:
     """The parts of a device's memory add up to its total: arguments, temporaries and outputs, minus aliased bytes."""
-    cases = counted(cases_of(read(sweep([16]))))
+    cases = counted(memory_cases(read(sweep([16]))))
     np.testing.assert_array_equal(cases[list(PARTS)].sum(axis="columns"), cases["memory.total_bytes"])
 
 
 def test_memory_is_sorted(read) -> None:
     """Cases are in order of decreasing memory, and none is lost."""
     rows = read(sweep([8, 16]))
-    totals = cases_of(rows)["memory.total_bytes"].tolist()
+    totals = memory_cases(rows)["memory.total_bytes"].tolist()
     assert totals == sorted(rows["memory.total_bytes"], reverse=True)
 
 
@@ -182,7 +182,7 @@ def test_cases_have_different_labels(read) -> None:
 def test_rows_without_memory_have_no_parts(read) -> None:
     """A row without a total size has no parts of memory."""
     unknown: dict[str, Any] = {"memory.total_bytes": None}
-    assert counted(cases_of(read([row(**unknown)]))).empty
+    assert counted(memory_cases(read([row(**unknown)]))).empty
 
 
 def test_the_frontier_is_what_no_row_beats() -> None:
@@ -222,7 +222,7 @@ def test_tables_leave_their_input_alone(read) -> None:
         reasons,
         widest_batch,
         several_batches,
-        cases_of,
+        memory_cases,
         frontier,
         attributed,
         utilization,

@@ -216,6 +216,9 @@ def test_counts_of_models_with_latent_attention(preset, total, active, attention
     32B; that of Moonlight omits both tables and is 2.24B.
     """
     config = PRESETS[preset]
+    # The report of DeepSeek-V3 alone names a balance loss, in section 4.2.
+    of_sequences = (1e-4, "sequence") if preset == "deepseek-v3" else (0, "batch")
+    assert (config.balance_loss, config.balance_over) == of_sequences
     sizes = config.dim_sizes
     counts = {name: math.prod(sizes[dim] for dim in spec.dims) for name, spec in weight_specs(config).items()}
 

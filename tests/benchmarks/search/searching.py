@@ -4,13 +4,14 @@ import json
 
 from tests.commands import command
 
-ASKED = ("--preset=gpt2", "--topology=h100:1x8", "--batch-size=64", "--remat=dots", "--strategy=fsdp,tensor,pipeline")
+SPACE = "--batch-size=64", "--remat=dots", "--strategy=fsdp,tensor,pipeline"
+ARGUMENTS = "--preset=gpt2", "--topology=h100:1x8", *SPACE
 
 
 def found(tmp_path, *more):
     """The document that the command writes."""
     path = tmp_path / "found.json"
-    assert command("search")([*ASKED, f"--json={path}", *more]) == 0
+    assert command("search")([*ARGUMENTS, f"--json={path}", *more]) == 0
     return json.loads(path.read_text())
 
 

@@ -28,10 +28,10 @@ IDEAL = replace(
     constants=replace(H100.constants, link_efficiency=1.0, network_efficiency=1.0, **NO_LATENCY, **WHOLE),
 )
 """An H100 that reaches all of its specifications."""
-ENDLESS = 1e30
-COMPUTING = replace(IDEAL, chip=replace(IDEAL.chip, memory_bytes_per_second=ENDLESS))
+UNLIMITED = 1e30
+COMPUTING = replace(IDEAL, chip=replace(IDEAL.chip, memory_bytes_per_second=UNLIMITED))
 """Its kernels take the time of their FLOPs alone."""
-SENDING = replace(COMPUTING, chip=replace(COMPUTING.chip, flops_per_second=ENDLESS))
+SENDING = replace(COMPUTING, chip=replace(COMPUTING.chip, flops_per_second=UNLIMITED))
 """Its kernels take no time."""
 HIDES_NOTHING = {"overlaps": ()}
 
@@ -55,8 +55,8 @@ UNSTAGED = {
 
 def step(strategy, mesh, model=MODEL, **options):
     """The cost of a step whose gradients are summed after the backward pass."""
-    told = {"batch_size": BATCH, "microbatches": TIMES, "dtype": "bfloat16", "reduce": "step", "remat": "none"}
-    return predict(strategy, model, mesh, STRATEGIES[strategy].applicable(TrainConfig(**told | options)), "cuda")
+    usual = {"batch_size": BATCH, "microbatches": TIMES, "dtype": "bfloat16", "reduce": "step", "remat": "none"}
+    return predict(strategy, model, mesh, STRATEGIES[strategy].applicable(TrainConfig(**usual | options)), "cuda")
 
 
 def topology_of(cost):
@@ -65,12 +65,12 @@ def topology_of(cost):
     return Topology("h100", (max(1, size // 8), min(8, size)))
 
 
-def seconds(cost, its, topology=None, **changes):
+def seconds(cost, machine, topology=None, **changes):
     """Predicted parts of a step, where the stack is changed."""
-    its = replace(its, stack=replace(its.stack, **changes))
-    return predict_seconds(cost, its, topology or topology_of(cost)).parts
+    machine = replace(machine, stack=replace(machine.stack, **changes))
+    return predict_seconds(cost, machine, topology or topology_of(cost)).parts
 
 
-def changed(its, **constants):
+def changed(machine, **constants):
     """A machine with other constants."""
-    return replace(its, constants=replace(its.constants, **constants))
+    return replace(machine, constants=replace(machine.constants, **constants))
