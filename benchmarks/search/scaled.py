@@ -20,7 +20,7 @@ from benchmarks.simulate.machine import Machine
 SPREAD = 8
 """Most devices along `context`, and along `tensor` where devices have no hosts."""
 COLUMNS = (
-    Column("devices, scaling", lambda row: f"{row['devices']} {row['scaling']}"),
+    Column("scaling", lambda row: f"{row['scaling']} {row['devices']}"),
     *(Column("batch", "global_batch_sequences", "d"), STRATEGY, MESH, Column("ms", "predicted_seconds", *MILLISECONDS)),
     *(TOKENS, UTILIZATION, BOTTLENECK, OPTIONS),
 )

@@ -22,9 +22,8 @@ from strategies.costs.predict import predict
 from strategies.gpt_config import GPTConfig
 from strategies.pipelining.schedules import PassTimes
 from tests.benchmarks.simulate.host import MEGATRON, MESHMARK, MPT
-from tests.benchmarks.simulate.ideal_machines import topology_of
+from tests.benchmarks.simulate.ideal_machines import DROPLESS, MIXTURE, MODEL, topology_of
 
-MODEL = GPTConfig(layers=8, embed=2048, heads=16, sequence=1024)
 LATENT = replace(
     MODEL, block="llama", tied=False, latent_rank=512, query_rank=768, head_size=192, rotary_size=64, value_size=128
 )
@@ -228,11 +227,7 @@ def test_a_stack_is_a_rule_of_what_overlaps(collective):
 
 @pytest.mark.parametrize(
     ("axis", "model", "share"),
-    [
-        ("tensor", MODEL, HALVES_SHARE),
-        ("expert", replace(MODEL, experts=8, capacity_factor=1.0), TOKENS_SHARE),
-        ("expert", replace(MODEL, experts=8), 0.0),
-    ],
+    [("tensor", MODEL, HALVES_SHARE), ("expert", MIXTURE, TOKENS_SHARE), ("expert", DROPLESS, 0.0)],
 )
 def test_halves_hide_a_part_of_the_collectives(axis, model, share):
     """On two halves of the batch a layer waits for less of its collectives, and for nothing else less.
