@@ -41,7 +41,7 @@ def scaling(space: SearchSpace, machine: Machine, args: argparse.Namespace) -> l
     """The best on each number of devices."""
     sizes = scaled.powers_of_two(*args.scaling)
     device_batch_size = args.sequences_per_device or max(1, space.batch_size // sizes[0])
-    return [*scaled.results(space, args.topology, sizes, device_batch_size, machine)]
+    return [*scaled.results(space, args.topology, sizes, device_batch_size, machine, args.at_once)]
 
 
 def trace_of(best: Candidate) -> str:

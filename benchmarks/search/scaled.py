@@ -41,7 +41,7 @@ def sized(topology: Topology, devices: int) -> Topology:
 
 
 def results(
-    space: SearchSpace, base: Topology, sizes: Sequence[int], device_batch_size: int, machine: Machine
+    space: SearchSpace, base: Topology, sizes: Sequence[int], device_batch_size: int, machine: Machine, at_once: int = 1
 ) -> Iterator[Result]:
     """Yield the best on each of these numbers of devices, whose hosts are as large as those of `base`.
 
@@ -51,7 +51,7 @@ def results(
     for scaling, devices in product(get_args(Scaling), sizes):
         batch = device_batch_size * devices if scaling == "weak" else space.batch_size
         sized_space = replace(space, topology=sized(base, devices), batch_size=batch, options=options)
-        best = best_of(ranked(filter(usual, sized_space.cases()), machine))
+        best = best_of(ranked(filter(usual, sized_space.cases()), machine, at_once))
         yield Result(sized_space, machine, best, scaling=scaling)
 
 
