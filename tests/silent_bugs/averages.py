@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from strategies.backends.device_mesh import mark_missing
 from strategies.core.plan import Plan
+from strategies.model import layers
 from strategies.step import Implementation
 from tests.silent_bugs.changed_implementations import (
     Plant,
@@ -17,6 +18,7 @@ from tests.silent_bugs.changed_implementations import (
     changed_gradients,
     changed_parts,
     chosen,
+    patched,
     reduced,
     scaled_gradients,
 )
@@ -100,7 +102,16 @@ def looked_up_by_the_compiler(plan: Plan, sound: Implementation) -> Implementati
 
 def without_loop(plan: Plan, sound: Implementation) -> Implementation:
     """Run the layers one after another, so that partial sums of their gradients are stacked."""
-    return replace(sound, hooks=replace(sound.hooks, needs_loop=False))
+    scan_layers = layers.scan_layers
+
+    def unrolled(*inputs: Any, **options: Any) -> Any:
+        return scan_layers(*inputs, **{**options, "loops": False})
+
+    def differentiate(*inputs: Any) -> Any:
+        with patched(layers, "scan_layers", unrolled):
+            return sound.differentiate(*inputs)
+
+    return replace(sound, differentiate=differentiate)
 
 
 BUGS = [
