@@ -97,9 +97,8 @@ def rows(stages: int, microbatches: int) -> Iterator[tuple[str, ...]]:
     for name, cost in by_remat[0].items():
         schedule, stacked = cost.plan.schedule, cost.temporaries["activations"] + cost.temporaries["stages"]
         lost = [schedule.lost(each.passes) for each in (cost, by_remat[1][name])]
-        held = max(schedule.in_flight(stage) for stage in range(stages)) / schedule.chunks
         shares = (f"{share:.1%}" for share in (cost.bubble, *lost))
-        yield name, *shares, f"{held:g}", f"{stacked / 2**30:.1f}", str(cost.plan.ticks.exchanges)
+        yield name, *shares, f"{schedule.most_in_flight:g}", f"{stacked / 2**30:.1f}", str(cost.plan.ticks.exchanges)
 
 
 def page() -> str:

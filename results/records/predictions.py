@@ -26,7 +26,7 @@ TEXTS = "source", "device", "recompute", "problem", "kind", "machine.name", "mac
 def read(path: Path) -> pd.DataFrame:
     """Read a table of predictions, with the names of model and mesh.
 
-    `error` is that of each prediction, and `left_out` that of the prediction without the row's source.
+    `error` is the relative error of a prediction, and `left_out` is the error of one made without the row's source.
     """
     table = read_table(path, [*NUMBERS, *TEXTS], WRITTEN_BY)
     kinds = {**dict.fromkeys(SIZES, Count | None), **dict.fromkeys((*SECONDS, LEFT_OUT), Positive | None)}

@@ -64,8 +64,9 @@ class Overview:
         workload: names the model, the batch, the number of microbatches and the dtype.
         sent: what a device sends, in step order; None if the compiler decides.
         zigzag: whether a device holds an early and a late chunk of each sequence.
-        stages: sentences about the stages of a pipeline.
         schedule: the pipeline schedule; None without pipeline stages.
+        idle_share: the share of a step for which a stage is idle in lockstep; None without pipeline stages.
+        run_by_all_stages: options of the layers that all pipeline stages run.
         twin: if the step is written on whole arrays, the hand-written strategy that does the same; otherwise None.
         arrays: all arrays of the step; without gradients if the compiler decides how to split them.
     """
@@ -76,8 +77,9 @@ class Overview:
     held: tuple[Held, ...]
     sent: tuple[Sent, ...] | None
     zigzag: bool
-    stages: tuple[str, ...]
     schedule: Schedule | None
+    idle_share: float | None
+    run_by_all_stages: tuple[str, ...]
     twin: str | None
     arrays: tuple[HeldArray, ...]
 
@@ -107,7 +109,16 @@ class Overview:
         sent = [(s.what, s.kind.replace("_", "-"), _joined(s.along), s.when, _bytes(s.sent_bytes)) for s in self.sent]
         total = ("all", "", "", "", _bytes(sum(each.sent_bytes for each in self.sent)))
         sends = table([("a device sends", "by", "along", "when", "bytes"), *sent, total], "<<<<>")
-        return "\n".join([*lines, *sends, *(["", *self.stages] if self.stages else [])])
+        return "\n".join([*lines, *sends, *self._of_stages()])
+
+    def _of_stages(self) -> Iterator[str]:
+        """What the schedule of a pipeline loses and holds, and which layers its stages do not split."""
+        if (schedule := self.schedule) and self.idle_share is not None:
+            yield ""
+            yield f"{schedule.name}: a stage is idle for {self.idle_share:.1%} of a step in lockstep"
+            yield f"a stage holds at most {schedule.most_in_flight:g} of {schedule.microbatches} microbatches"
+        if self.run_by_all_stages:
+            yield f"all stages run the layers of {', '.join(self.run_by_all_stages)}"
 
     def array_table(self, table: Formatter = _table) -> str:
         """A table of each array's dims, splitting axes, and whole and held bytes; equally split arrays share a line."""
@@ -163,21 +174,12 @@ def overview(
         held=tuple(holdings(plan, cost, arrays)),
         sent=cost and tuple(exchanges(cost)),
         zigzag=cost is not None and cost.plan.share.zigzag,
-        stages=tuple(of_stages(cost)) if cost and plan.staged else (),
         schedule=plan.schedule if plan.staged else None,
+        idle_share=plan.schedule.lost(cost.passes) if cost and plan.staged else None,
+        run_by_all_stages=tuple(plan.run_by_all_stages),
         twin=strategy.twins.get(mesh.split_axes(strategy.axis_names)),
         arrays=arrays,
     )
-
-
-def of_stages(cost: Cost) -> Iterator[str]:
-    """Sentences: what the schedule loses and holds, and which layers its stages do not split."""
-    plan, schedule = cost.plan, cost.plan.schedule
-    held = max(map(schedule.in_flight, range(schedule.stages))) / schedule.chunks
-    yield f"{schedule.name}: a stage is idle for {schedule.lost(cost.passes):.1%} of a step in lockstep"
-    yield f"a stage holds at most {held:g} of {schedule.microbatches} microbatches"
-    if options := plan.run_by_all_stages:
-        yield f"all stages run the layers of {', '.join(options)}"
 
 
 def texts(fields: Mapping[str, Any]) -> list[str]:

@@ -246,6 +246,11 @@ class Schedule:
             current -= op.kind == last
         return peak
 
+    @property
+    def most_in_flight(self) -> float:
+        """The largest number of microbatches in flight on a stage; those of one of its chunks are a part of one."""
+        return max(map(self.in_flight, range(self.stages))) / self.chunks
+
     def as_dict(self) -> dict[str, Any]:
         """JSON values: name, chunks per stage, and each stage's list of operations at each tick."""
         rows = [[[op._asdict() for op in cell] for cell in row] for row in self.table]

@@ -18,7 +18,7 @@ from tests.silent_bugs.changed_implementations import (
     changed_gradients,
     changed_parts,
     chosen,
-    patched,
+    patched_differentiation,
     reduced,
     scaled_gradients,
 )
@@ -107,11 +107,7 @@ def without_loop(plan: Plan, sound: Implementation) -> Implementation:
     def unrolled(*inputs: Any, **options: Any) -> Any:
         return scan_layers(*inputs, **{**options, "loops": False})
 
-    def differentiate(*inputs: Any) -> Any:
-        with patched(layers, "scan_layers", unrolled):
-            return sound.differentiate(*inputs)
-
-    return replace(sound, differentiate=differentiate)
+    return patched_differentiation(sound, layers, "scan_layers", unrolled)
 
 
 BUGS = [

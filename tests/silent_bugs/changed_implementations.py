@@ -173,3 +173,13 @@ def patched(target: Any, name: str, value: Any) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(target, name, value)
         yield
+
+
+def patched_differentiation(sound: Implementation, target: Any, name: str, value: Any) -> Implementation:
+    """Replace an attribute while the loss and the gradients are traced."""
+
+    def differentiate(*inputs: Any) -> Any:
+        with patched(target, name, value):
+            return sound.differentiate(*inputs)
+
+    return replace(sound, differentiate=differentiate)

@@ -1,6 +1,5 @@
 """Pipelines and the vocabulary: uses of a tied table, layers in their slots, and rows that are padding."""
 
-from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,7 +10,7 @@ from strategies.pipelining.executor import Executor
 from strategies.pipelining.layer_backward import Passes
 from strategies.pipelining.timetable import KINDS, is_local
 from strategies.step import Implementation
-from tests.silent_bugs.changed_implementations import changed_model, patched, scaled_gradients
+from tests.silent_bugs.changed_implementations import changed_model, patched_differentiation, scaled_gradients
 from tests.silent_bugs.museum import Bug
 
 STAGES = {"microbatches": 4}
@@ -45,11 +44,7 @@ def without_rest(plan: Plan, sound: Implementation) -> Implementation:
     def changed(self: Passes, run: Any, weights: Any, layers: int, used_L: Any, unroll: int = 1) -> None:
         made(self, run, weights, layers, used_L & (jnp.arange(len(used_L)) < len(used_L) - 1), unroll)
 
-    def differentiate(*inputs: Any) -> Any:
-        with patched(Passes, "__init__", changed):
-            return sound.differentiate(*inputs)
-
-    return replace(sound, differentiate=differentiate)
+    return patched_differentiation(sound, Passes, "__init__", changed)
 
 
 def turned_twice(plan: Plan, sound: Implementation) -> Implementation:
@@ -61,11 +56,7 @@ def turned_twice(plan: Plan, sound: Implementation) -> Implementation:
         doubled = carry._replace(made=tuple(times * made_bTD for made_bTD in carry.made))
         return send(self, exchange, edges, doubled, turn, shared)._replace(made=carry.made)
 
-    def differentiate(*inputs: Any) -> Any:
-        with patched(Executor, "_send", changed):
-            return sound.differentiate(*inputs)
-
-    return replace(sound, differentiate=differentiate)
+    return patched_differentiation(sound, Executor, "_send", changed)
 
 
 def stored_only(plan: Plan, sound: Implementation) -> Implementation:
@@ -74,11 +65,7 @@ def stored_only(plan: Plan, sound: Implementation) -> Implementation:
     def unchanged(self: Passes, turn: Any, like_BTD: Any, slots: Any, dweights: Any) -> Any:
         return dweights
 
-    def differentiate(*inputs: Any) -> Any:
-        with patched(Passes, "second", unchanged):
-            return sound.differentiate(*inputs)
-
-    return replace(sound, differentiate=differentiate)
+    return patched_differentiation(sound, Passes, "second", unchanged)
 
 
 BUGS = [

@@ -16,6 +16,7 @@ from tests.silent_bugs.changed_implementations import (
     changed_hooks,
     chosen,
     patched,
+    patched_differentiation,
     reduced,
     scaled_gradients,
     unsummed,
@@ -74,11 +75,7 @@ def unscaled_bias(plan: Plan, sound: Implementation) -> Implementation:
         meant, done = (add_bias(qkv_BTCA, bias) for bias in (bias_CA, factor_C1 * bias_CA[...]))
         return meant + lax.stop_gradient(done - meant)
 
-    def differentiate(*inputs: Any) -> Any:
-        with patched(self_attention, "add_bias", add):
-            return sound.differentiate(*inputs)
-
-    return replace(sound, differentiate=differentiate)
+    return patched_differentiation(sound, self_attention, "add_bias", add)
 
 
 BUGS = [

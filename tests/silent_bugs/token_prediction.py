@@ -1,13 +1,12 @@
 """Multi-token prediction: targets that are not the tokens after the next."""
 
-from dataclasses import replace
 from typing import Any
 
 from strategies.core.plan import Plan
 from strategies.model import gpt
 from strategies.model.mtp import after_next
 from strategies.step import Implementation
-from tests.silent_bugs.changed_implementations import Plant, patched
+from tests.silent_bugs.changed_implementations import Plant, patched_differentiation
 from tests.silent_bugs.museum import Bug
 
 
@@ -15,11 +14,7 @@ def with_targets(shifted: Any) -> Plant:
     """Replace the function from each token's next token to the one after it while loss and gradients are traced."""
 
     def plant(plan: Plan, sound: Implementation) -> Implementation:
-        def differentiate(*inputs: Any) -> Any:
-            with patched(gpt, "after_next", shifted):
-                return sound.differentiate(*inputs)
-
-        return replace(sound, differentiate=differentiate)
+        return patched_differentiation(sound, gpt, "after_next", shifted)
 
     return plant
 

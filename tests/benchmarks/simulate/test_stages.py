@@ -128,11 +128,11 @@ def test_a_pair_of_passes_is_one_pass_in_lockstep():
     assert ops == [str(op) for op in plan.schedule.orders[3]]
 
 
-def pair_and_passes(its, model, halves):
+def pair_and_passes(machine, model, halves):
     """Seconds of a stage's pair in lockstep, by what they are spent on, and those of its two passes together."""
     options = {"schedule": "dualpipe-v", "microbatches": 8, "dispatch": "all_to_all", "halves": halves}
     cost = step("three_d", "pipeline=2,expert=4", model, **options)
-    work = Step(cost, its, topology_of(cost)).work
+    work = Step(cost, machine, topology_of(cost)).work
     return work["FB"], added(work["F"], work["B"])
 
 
@@ -151,8 +151,8 @@ def test_a_pair_of_passes_hides_what_it_sends_on_gpus(halves):
 )
 def test_a_pair_of_passes_hides_nothing_elsewhere(platform, layers):
     """Nor where a slot of a stage is empty: there its passes have a loop each."""
-    its = replace(COMPUTING, chip=replace(COMPUTING.chip, platform=platform))
-    pair, apart = pair_and_passes(its, replace(MIXTURE, layers=layers), "off")
+    elsewhere = replace(COMPUTING, chip=replace(COMPUTING.chip, platform=platform))
+    pair, apart = pair_and_passes(elsewhere, replace(MIXTURE, layers=layers), "off")
     assert pair == pytest.approx(apart)
 
 
