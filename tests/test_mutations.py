@@ -4,6 +4,7 @@ Hypothesis mutates what each command reads: types, keys, numbers, encodings, cel
 examples each time; `tox -e factorisations` tries many more, and others each night.
 """
 
+import re
 import time
 import warnings
 from pathlib import Path
@@ -22,6 +23,8 @@ SECONDS = 10.0
 """Most seconds of processor time that a command may take to refuse or to finish."""
 CODES = 0, 1, 2, 4, 5
 """Done, a gate that is red, wrong usage, a gate that refuses to compare, and input that cannot be read."""
+PROGRESS = re.compile(r"[0-9,]+ candidates in [0-9.]+ s")
+"""What a search says before it writes files; it is no error."""
 LONGEST = 2000
 """Most characters of the line that says what is wrong."""
 
@@ -89,6 +92,7 @@ def require_clear_end(command: list[str], stdin: bytes = b"") -> None:
         code, printed, said = ended(command, stdin)
     assert time.process_time() - start < SECONDS
     assert code in CODES
+    said = "".join(line for line in said.splitlines(keepends=True) if not PROGRESS.fullmatch(line.strip()))
     (said + printed).encode()  # a lone surrogate would end a terminal's writer
     if code == 1:
         assert len(said.splitlines()) < 10, said

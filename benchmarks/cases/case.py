@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -35,6 +35,7 @@ class Case:
 
     Attributes:
         preset: name of the model, with the sizes that were overridden.
+        remat: "auto" until it is resolved (run/remat.py).
         options, compiler_options: those that were given.
         topology: topology of devices that need not be present, all of which are used; None for this machine's devices.
     """
@@ -46,7 +47,7 @@ class Case:
     batch_size: int
     microbatches: int
     dtype: Dtype
-    remat: Remat
+    remat: Remat | Literal["auto"]
     options: Options = ()
     topology: Topology | None = None
     compiler_options: CompilerOptions = ()
@@ -151,7 +152,7 @@ class Selection:
     preset: str
     config: GPTConfig
     dtype: Dtype
-    remat: Remat
+    remat: Remat | Literal["auto"]
     sparse: bool = False
     options: tuple[tuple[str, tuple[Any, ...]], ...] = ()
     topology: Topology | None = None
@@ -250,7 +251,9 @@ def _missing_twins(cases: Sequence[Case]) -> list[Case]:
     """Twins of cases, where the same without `ALL_TO_ALL` is among them and gathers tokens."""
     twins = dict.fromkeys(twin for case in cases if (twin := case.twin) and ALL_TO_ALL in twin.options)
     plain = {twin: replace(twin, options=twin.options[:-1]) for twin in twins}
-    return [twin for twin in twins if plain[twin] in cases and plain[twin].step_key[1].dispatch == "all_gather"]
+    given = [twin for twin in twins if plain[twin] in cases]
+    # What is sent does not depend on `remat`, which may be "auto".
+    return [twin for twin in given if replace(plain[twin], remat="dots").step_key[1].dispatch == "all_gather"]
 
 
 def attention_of(config: GPTConfig) -> dict[str, int | str | None]:

@@ -90,6 +90,7 @@ SWEPT = "attention_window", "routing"
 """Fields of `GPTConfig` with an option of their own, whose values are a case each."""
 DTYPES, REMATS, SCHEDULES = map(get_args, (Dtype, Remat, PipelineSchedule))
 DTYPE, REMAT = one_of("dtype", DTYPES), one_of("rematerialisation policy", REMATS)
+REMAT_OR_AUTO = one_of("rematerialisation policy", (*REMATS, "auto"))
 LISTED = "`meshmark show` lists them"
 OF_STRATEGIES = f"option of a strategy, such as schedule=1f1b; {LISTED}; repeatable"
 XLA_OPTION = "an XLA option, such as xla_tpu_enable_latency_hiding_scheduler=true; repeatable"
@@ -113,15 +114,6 @@ def dashed(name: str) -> str:
     'sequences-per-device'
     """
     return name.replace("_", "-")
-
-
-NEVER_OPTIONS = {
-    *("rope_factor", "mtp_loss", "norm_epsilon", "tied", "vocab_multiple", "full_attention_every"),
-    *("latent_rank", "query_rank", "rotary_size", "value_size", "rope_mscale", "balance_over"),
-}
-MOVED = {f"--{dashed(key)}": f"--model {key}={{}}" for key in MODEL_KEYS if key not in NEVER_OPTIONS}
-MOVED |= {"--untied": "--model tied=false"}
-"""Options that the keys of --model replace -> what to pass instead."""
 
 
 def model_value(text: str) -> tuple[str, Any]:
@@ -156,7 +148,7 @@ CASES = Group(
     ),
     option("--microbatches N,...", "parts of the global batch; default: 2 per pipeline stage, or 1", count),
     option("--dtype DTYPE", f"compute dtype: {joined(DTYPES)}; default: %(default)s", DTYPE, "float32"),
-    option("--remat REMAT", f"what backward recomputes: {joined(REMATS)}; default: %(default)s", REMAT, "dots"),
+    option("--remat REMAT", f"recompute: {joined(REMATS)}, auto; default: %(default)s", REMAT_OR_AUTO, "dots"),
     option("--option NAME=VALUE,...", f"{OF_STRATEGIES}; {A_CASE_EACH}", assignment, many="repeat"),
     option("--compiler-option NAME=VALUE", XLA_OPTION, assignment, many="repeat"),
 )
@@ -166,7 +158,6 @@ MODEL = Group(
     option("--model KEY=VALUE,...", f"change the preset by {joined(MODEL_KEYS)}; {MEANINGS}", model_value),
     option("--attention-window W,...", f"{WINDOW}; {A_CASE_EACH}; default: the preset's", window),
     option("--routing R,...", f"force the routing: balanced, zipf=1.2 or one; {A_CASE_EACH}", str),
-    moved=MOVED,
 )
 TEXT = Group("text", option("--corpus FILE", "the text to train on; default: the prose of pydoc_data.topics", Path))
 MEASURING = Group(
@@ -214,7 +205,6 @@ TRAINED_MODEL = Group(
     option("--init FOLDER", "start from the model and the weights in a Hugging Face folder", Path),
     MODEL["--preset"]._replace(help=f"{joined(PRESETS)}; default: that of --init, or {DEFAULT_PRESET}"),
     *(each for each in MODEL.options if each.name != "--preset"),
-    moved=MOVED,
 )
 TRAINING = Group(
     "training; the defaults are nanoGPT's for CPUs",
@@ -254,7 +244,7 @@ SPACE = Group(
     CASES["--mesh"]._replace(help="axes and their sizes, such as data=2,tensor=4; repeatable; default: all meshes"),
     CASES["--microbatches"]._replace(help="parts of the global batch; default: 1, 2, 4, ... per pipeline stage"),
     CASES["--dtype"]._replace(default="bfloat16"),
-    CASES["--remat"]._replace(help=f"recompute: {joined(REMATS)}; default: all", default=None, many="list"),
+    CASES["--remat"]._replace(read=REMAT, help=f"{joined(REMATS)}; default: all", default=None, many="list"),
     CASES["--option"]._replace(help=f"{OF_STRATEGIES}; default: every schedule and gather"),
     CASES["--compiler-option"],
 )

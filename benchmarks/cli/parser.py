@@ -89,13 +89,10 @@ def option(
 
 
 class Group:
-    """Options that belong together, with a title over them in a help.
+    """Options that belong together, with a title over them in a help."""
 
-    `moved` are former options, with what to pass instead, where {} is their value. They are errors, in no help.
-    """
-
-    def __init__(self, title: str, *options: Option, moved: Mapping[str, str] = MappingProxyType({})) -> None:
-        self.title, self.options, self.moved = title, options, moved
+    def __init__(self, title: str, *options: Option) -> None:
+        self.title, self.options = title, options
 
     def __getitem__(self, name: str) -> Option:
         """The option of this name."""
@@ -105,8 +102,6 @@ class Group:
         """Add its options by argparse's or pytest's method to add an option."""
         for option in self.options:
             option.declare(add)
-        for name, instead in self.moved.items():
-            add(name, type=refused(instead), nargs="?", const="VALUE", help=argparse.SUPPRESS)
 
 
 class Command:
@@ -161,15 +156,6 @@ def passed_on(groups: Iterable[Group]) -> Iterable[Option]:
     """The options of groups for a command that passes them on to others, which read them."""
     for option in (option for group in groups for option in group.options):
         yield Option(option.name, None, value="..." if option.read else "", many="pass")
-
-
-def refused(instead: str) -> Callable[[str], NoReturn]:
-    """A parser that refuses every value, and says what to pass instead."""
-
-    def refuse(text: str) -> NoReturn:
-        raise argparse.ArgumentTypeError(f"pass {instead.format(text)}")
-
-    return refuse
 
 
 def one_of(noun: str, names: Collection[str]) -> Callable[[str], str]:

@@ -40,6 +40,7 @@ from benchmarks.run.machine import (
     use_virtual_devices,
 )
 from benchmarks.run.progress import Progress, print_summary, say_regularly
+from benchmarks.run.remat import resolved_remat
 from benchmarks.run.states import RunSettings
 from benchmarks.run.supervise import JOURNAL, RESUMED, STOP
 from benchmarks.simulate.machines import machine_for_run
@@ -89,7 +90,7 @@ def set_up(
     if not listing:
         processes.join(option)
     selection, corpus_N = processes.run_in_all(partial(read_selection, option))
-    cases = in_order(selection.cases())
+    cases = in_order([*map(resolved_remat, selection.cases())])
     known = {"cases": [str(case) for case in cases], "first": processes.is_first()}
     known["machine"] = machine_facts({}, selection.topology)
     if listing:

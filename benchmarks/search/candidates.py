@@ -16,10 +16,6 @@ from strategies.registry import distinct_meshes
 VARIED = {"schedule": tuple(each for each in get_args(PipelineSchedule) if each != "gpipe"), "gather": get_args(Gather)}
 """Options that are varied by default. GPipe takes as long as eager-1f1b, and holds more."""
 
-MEMORY_FRACTION = 0.85
-"""Margin for the error of formulas: a candidate fits if it needs at most this fraction of a device's memory. Compiled
-steps of gpt3-6.7b need 19% less to 2% more on H100, and 3 to 13% more on v5p, except zero2 with 44% more."""
-
 
 @dataclass(frozen=True)
 class SearchSpace:

@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 
 from benchmarks.cli.ending import refusing
-from benchmarks.cli.outputs import log, write_then_print
+from benchmarks.cli.outputs import log, short, write_then_print
 from benchmarks.search import scaled
 from benchmarks.search.candidates import SearchSpace
 from benchmarks.search.compiled import compile_best
@@ -61,6 +61,7 @@ def main(args: argparse.Namespace) -> int:
     files |= {args.trace: trace_of(best)} if args.trace and best else {}
     write_then_print(files, "\n".join(lines))
     if args.trace:
-        where = f"open it at ui.perfetto.dev, or draw it: meshmark plot {args.trace}"
-        log(f"{args.trace}: {where}" if best else f"{args.trace} is not written: no candidate fits")
+        path = short(args.trace)
+        where = f"open it at ui.perfetto.dev, or draw it: meshmark plot {path}"
+        log(f"{path}: {where}" if best else f"{path} is not written: no candidate fits")
     return 0 if best else 1

@@ -8,7 +8,6 @@ from typing import Any
 from benchmarks.cases.case import Case
 from benchmarks.devices.placement import device_count
 from benchmarks.run.machine import COMPILER
-from benchmarks.search.ranking import usable_bytes
 from benchmarks.search.report import Result
 from benchmarks.search.rows import layout_row
 from benchmarks.simulate.intervals import interval
@@ -34,7 +33,7 @@ def document(results: Sequence[Result]) -> dict[str, Any]:
         "machine": machine.name if result.predicted else None,
         "interval": [*interval(machine, space.config)] if result.predicted else None,
         "capacity_bytes": machine.chip.memory_bytes,
-        "usable_bytes": int(usable_bytes(machine)),
+        "usable_bytes": int(machine.usable_bytes),
         "tied": ranking.tied if result.predicted and not result.scaling else None,
         "nearest": result.nearest,
         "versions": {**{name: version(name) for name in COMPILER}, "compiler": space.topology.compiler_version or ""},
@@ -54,7 +53,7 @@ COLUMNS = (
 
 def rows_of(result: Result) -> Iterator[dict[str, Any]]:
     """Yield a row for each candidate: those that fit, too large ones, infeasible ones."""
-    ranking, too_large = result.ranking, f"needs more than {int(usable_bytes(result.machine))} bytes"
+    ranking, too_large = result.ranking, f"needs more than {int(result.machine.usable_bytes)} bytes"
     best = {candidate.case for candidate in ranking.best_per_layout}  # bottlenecks of all would take long
     tried: dict[Case, dict[str, Any]] = defaultdict(dict)
     for one in (*result.compiled, *result.measured):

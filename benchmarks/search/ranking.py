@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from benchmarks.cases.case import Case
 from benchmarks.devices.topology import Topology
 from benchmarks.run.pool import mapped
-from benchmarks.search.candidates import MEMORY_FRACTION
 from benchmarks.search.rows import layout_row
 from benchmarks.simulate.intervals import widths
 from benchmarks.simulate.machine import Machine
@@ -160,7 +159,7 @@ def ranked(cases: Iterable[Case], machine: Machine, at_once: int = 1, *, complet
         if isinstance(found, str):
             infeasible.append((case, found))
         else:
-            (fitting if found.needed_bytes <= usable_bytes(machine) else too_large).append(found)
+            (fitting if found.needed_bytes <= machine.usable_bytes else too_large).append(found)
     fitting.sort(key=lambda candidate: (candidate.step_seconds, candidate.needed_bytes))
     return Ranking(tuple(fitting), tuple(too_large), tuple(infeasible))
 
@@ -169,7 +168,7 @@ def judged(machine: Machine, complete: bool, case: Case) -> Candidate | str:
     """A case as a candidate, predicted if it fits, which takes long; or why it is infeasible."""
     candidate = Candidate(case, machine)
     try:
-        if candidate.needed_bytes <= usable_bytes(machine):
+        if candidate.needed_bytes <= machine.usable_bytes:
             _ = candidate.predictions if complete else candidate.step_seconds
         _ = candidate.formulas if complete else None
     except Infeasible as error:
@@ -193,8 +192,3 @@ def layout(case: Case) -> Hashable:
 def kind(case: Case) -> str:
     """Its kind of parallelism: the axis of `KINDS` that changes its step most, or else its strategy."""
     return next((axis for axis in KINDS if axis in case.mesh.sizes), case.strategy)
-
-
-def usable_bytes(machine: Machine) -> float:
-    """Memory that a candidate may need by formulas, with a margin for their error."""
-    return MEMORY_FRACTION * machine.chip.memory_bytes

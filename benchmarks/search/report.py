@@ -12,11 +12,11 @@ from benchmarks.cli.tables import paragraph, wrapped
 from benchmarks.devices.chips import GIB
 from benchmarks.devices.placement import device_count
 from benchmarks.search import compiled, measured, nearest, rows
-from benchmarks.search.candidates import MEMORY_FRACTION, SearchSpace
-from benchmarks.search.ranking import Candidate, Ranking, Tried, first_of_each, kind, usable_bytes
+from benchmarks.search.candidates import SearchSpace
+from benchmarks.search.ranking import Candidate, Ranking, Tried, first_of_each, kind
 from benchmarks.search.rows import Column
 from benchmarks.simulate.intervals import interval, widths
-from benchmarks.simulate.machine import Machine
+from benchmarks.simulate.machine import MEMORY_FRACTION, Machine
 from strategies import STRATEGIES
 
 SHOWN_LIMITS, LEAST_SHARE = 3, 0.02
@@ -128,7 +128,7 @@ def heading(result: Result) -> list[str]:
     """The work and the devices, how many candidates there are, and the machine."""
     space, ranking, machine = result.space, result.ranking, result.machine
     work = f"{space.preset}, {space.batch_size} x {space.config.sequence} tokens, {space.dtype}"
-    room = f"{usable_bytes(machine) / GIB:.1f} of {machine.chip.memory_bytes / GIB:.1f} GiB"
+    room = f"{machine.usable_bytes / GIB:.1f} of {machine.chip.memory_bytes / GIB:.1f} GiB"
     too_large, infeasible = len(ranking.too_large), len(ranking.infeasible)
     return paragraph(
         f"{work}, on {device_count(space.topology)} devices of {space.topology}",

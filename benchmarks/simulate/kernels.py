@@ -9,6 +9,7 @@ from typing import Literal
 
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.stack import CAST_BYTES, NONE, NOTHING_KEPT, ForwardBackward, Precision, Stack
+from strategies.backends.xla_options import adds_biases_on_one_device
 from strategies.core.expert_rows import rows_of
 from strategies.core.matrices import Muon, matrix_dtype, moments_of
 from strategies.core.newton_schulz import ITERATIONS
@@ -145,9 +146,10 @@ def layer(plan: Plan, stack: Stack, precision: Precision | None = None) -> Layer
     passes = [Kernel("memory", 0, moved) for moved in pass_bytes(plan, stack, precision)]
     last = len(multiplied) - costs_of(plan.block.branches()[-1]).last_matmuls(plan.config)
     # Full recomputation repeats all but the last matmul, whose result the backward pass does not need. That of some
-    # results repeats scores, or where attention is one kernel only passes over memory.
+    # results repeats scores, or where attention is one kernel only passes over memory, or a part of them.
     full = (*forward[:last], *ahead, passes[0])
-    again = {"full": full, "dots": ahead if stack.attention == "unfused" else passes[:1], "none": ()}[plan.train.remat]
+    some = ahead if stack.attention == "unfused" else [Kernel("memory", 0, stack.kernels.again * passes[0].moved_bytes)]
+    again = {"full": full, "dots": some, "none": ()}[plan.train.remat]
     arrived, expanded = expansions(plan, itemsize)
     extra = zip(kept_bytes(plan, stack), copied_bytes(plan, stack), strict=True)
     out, into = ([Kernel("memory", 0, sum(moved))] * (sum(moved) > 0) for moved in extra)
@@ -158,6 +160,9 @@ def layer(plan: Plan, stack: Stack, precision: Precision | None = None) -> Layer
 def pass_bytes(plan: Plan, stack: Stack, precision: Precision | None) -> ForwardBackward:
     """Bytes of a layer's passes over memory: norms, activations, rotations, rows that are sorted by expert, casts."""
     share, config, costs = plan.share, plan.config, stack.kernels
+    mlp, head = costs.mlp_bytes, costs.head_bytes
+    if costs.epilogues and adds_biases_on_one_device(plan):
+        mlp, head = (ForwardBackward(0, rest) for rest in costs.epilogues)
     scale = BYTES[plan.train.dtype] / 2  # stacks state the bytes of two-byte dtypes
     hidden = sum(costs_of(branch).activated_elements(share) for branch in plan.block.branches()) * scale
     residual = share.residual_tokens * config.embed * scale * config.layers_in_block
@@ -168,8 +173,8 @@ def pass_bytes(plan: Plan, stack: Stack, precision: Precision | None) -> Forward
     return ForwardBackward(
         *(
             costs.residual_bytes[way] * residual
-            + costs.mlp_bytes[way] * hidden
-            + (costs.head_bytes[way] + normed[way]) * heads
+            + mlp[way] * hidden
+            + (head[way] + normed[way]) * heads
             + SORTED_BYTES * rows * config.embed * scale
             + casts[way]
             for way in (0, 1)

@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import importlib.util
-import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -14,7 +13,7 @@ import pytest
 import benchmarks
 from benchmarks.cli.commands import COMMANDS, RARE
 from benchmarks.cli.main import contents, main
-from benchmarks.cli.options import MODEL_KEYS, MOVED, SWEPT, add_options, model_value
+from benchmarks.cli.options import MODEL_KEYS, SWEPT, add_options, model_value
 from benchmarks.cli.statuses import WRONG_USAGE
 from strategies import PRESETS, STRATEGIES, GPTConfig
 from tests.processes import ROOT, environment
@@ -52,7 +51,7 @@ def test_help_of_measure_has_the_options_that_pytest_reads() -> None:
     known = pytest.Parser(_ispytest=True)
     add_options(known)
     declared = {name for group in known._groups for option in group.options for name in option.names()}
-    assert {option.name for option in COMMANDS["measure"].all_options()} == declared - {*MOVED}
+    assert {option.name for option in COMMANDS["measure"].all_options()} == declared
 
 
 def test_version() -> None:
@@ -145,22 +144,6 @@ def test_a_wrong_key_of_a_model_says_what_is_right(text: str, message: str) -> N
     """A key that does not exist names a similar one, and a value that is not allowed those that are."""
     with pytest.raises(argparse.ArgumentTypeError, match=message):
         model_value(text)
-
-
-FORMER = {"--layers=12": "layers=12", "--key-heads": "key_heads=VALUE", "--untied": "tied=false"}
-
-
-@pytest.mark.parametrize("former", FORMER)
-def test_a_former_option_of_the_model_names_the_key(former: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """`--layers 12` says to pass `--model layers=12`, in pytest and in each command that has `--model`."""
-    message = f"argument {former.partition('=')[0]}: pass --model {FORMER[former]}"
-    add_options(parser := pytest.Parser(_ispytest=True))
-    with pytest.raises(pytest.UsageError, match=re.escape(message)):
-        parser.parse([former])
-    for name in ("train", "search", "compile", "regress paired"):
-        with pytest.raises(SystemExit, match=str(WRONG_USAGE)):
-            COMMANDS[name].parser(name).parse_args([former])
-        assert message in capsys.readouterr().err
 
 
 def test_what_never_was_an_option_is_unknown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.devices.topology import Topology
-from benchmarks.search.candidates import MEMORY_FRACTION
 from benchmarks.search.ranking import Ranking, judged, layout
 from benchmarks.simulate.intervals import Widths
+from benchmarks.simulate.machine import MEMORY_FRACTION
 from benchmarks.simulate.machines import machine
 from benchmarks.simulate.step import predict_seconds
 from strategies import MeshSpec

@@ -6,8 +6,8 @@ import re
 import pytest
 
 from benchmarks.devices.chips import CHIPS
-from benchmarks.search.candidates import MEMORY_FRACTION
 from benchmarks.simulate.intervals import interval
+from benchmarks.simulate.machine import MEMORY_FRACTION
 from benchmarks.simulate.machines import machine
 from strategies import PRESETS
 from tests.benchmarks.search.searching import ARGUMENTS, fitting, found
