@@ -52,7 +52,7 @@ class Inputs(NamedTuple):
         return "stdin" if self.paths[0] == STDIN else shown(self.paths[0])
 
 
-class Kind(NamedTuple):
+class FileKind(NamedTuple):
     """A kind of files: whether a file with a content is of it, and its pictures.
 
     It has some of `OPTIONS`. Several files of it may be drawn `together`, and the default output may be a folder.
@@ -136,14 +136,14 @@ def draw_training(inputs: Inputs) -> list[Drawing]:
     return [Drawing("loss_curves", partial(losses.loss_curves, read_training(inputs.paths), inputs.style))]
 
 
-KINDS: Mapping[str, Kind] = {
-    "training": Kind(lambda path, content: path.suffix == SUFFIX, draw_training, together=True, folder=True),
-    "predictions": Kind(lambda path, content: path.suffix == ".csv", draw_predictions),
-    "overviews": Kind(are_overviews, draw_overviews),
-    "trace": Kind(has("otherData"), draw_trace, ["between"]),
-    "schedule": Kind(has("schedule"), draw_schedule),
-    "search": Kind(lambda path, content: is_search(content), draw_search, together=True),
-    "run": Kind(lambda path, content: path != STDIN, draw_run, [*OPTIONS][:-1], together=True, folder=True),
+KINDS: Mapping[str, FileKind] = {
+    "training": FileKind(lambda path, content: path.suffix == SUFFIX, draw_training, together=True, folder=True),
+    "predictions": FileKind(lambda path, content: path.suffix == ".csv", draw_predictions),
+    "overviews": FileKind(are_overviews, draw_overviews),
+    "trace": FileKind(has("otherData"), draw_trace, ["between"]),
+    "schedule": FileKind(has("schedule"), draw_schedule),
+    "search": FileKind(lambda path, content: is_search(content), draw_search, together=True),
+    "run": FileKind(lambda path, content: path != STDIN, draw_run, [*OPTIONS][:-1], together=True, folder=True),
 }
 """The kinds by name; a file is of the first that recognises it."""
 

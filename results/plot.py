@@ -18,7 +18,7 @@ from benchmarks.cli.outputs import log, require_apart, require_folder, require_p
 from results.figures.axes import efficiency, memory, mfu, speedup, step_time, throughput
 from results.figures.frame import PLAIN, Style, caption_of, themed
 from results.figures.frame import save as write
-from results.kinds import KINDS, OPTIONS, STDIN, Inputs, Kind, is_file, is_folder
+from results.kinds import KINDS, OPTIONS, STDIN, FileKind, Inputs, is_file, is_folder
 from results.records.reading import RecordError
 from results.records.training import SUFFIX
 from strategies.files import decode_json, read_json, shown
@@ -107,7 +107,7 @@ def drawn(options: argparse.Namespace) -> list[Path]:
     return paths
 
 
-def draw_one(kind: Kind, source: Inputs, out: Path, inputs: Sequence[Path]) -> Path:
+def draw_one(kind: FileKind, source: Inputs, out: Path, inputs: Sequence[Path]) -> Path:
     """Draw the one picture of a file, and return its path; without a title its caption is printed on stderr."""
     require_apart({"--out" if source.options.out else "the picture": out}, inputs)
     require_picture(out)
@@ -124,7 +124,7 @@ def draw_one(kind: Kind, source: Inputs, out: Path, inputs: Sequence[Path]) -> P
     return out
 
 
-def draw_all(kind: Kind, source: Inputs, folder: Path) -> list[Path]:
+def draw_all(kind: FileKind, source: Inputs, folder: Path) -> list[Path]:
     """Write pictures as PNG and SVG into a folder, and their captions as text; return the paths written."""
     paths, captions = list[Path](), list[str]()
     with themed(source.style):

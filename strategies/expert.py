@@ -69,7 +69,7 @@ from strategies.model.expert_rows import buffer_rows, kept_slots, sent_rows
 from strategies.model.grouped_matmul import from_rows, to_rows
 from strategies.model.hooks import Exchanged, Hooks
 from strategies.model.remat import KEPT
-from strategies.model.router import Routed, Slots, packed_slots, slots
+from strategies.model.router import Routed, RowAssignment, packed_slots, slots
 from strategies.step import Implementation
 from strategies.strategy import Strategy
 
@@ -98,13 +98,13 @@ Way = Callable[[Array], Array]
 """Sends rows [R,X] to other devices, and returns the rows that arrive."""
 
 
-def _plain(device_Nk: Int[Array, "N k"], devices: int, section: int) -> tuple[Slots, Way, Way]:
-    """Slots that sort choices by device; and functions that send whole sections of rows there, and back."""
+def _plain(device_Nk: Int[Array, "N k"], devices: int, section: int) -> tuple[RowAssignment, Way, Way]:
+    """The rows of choices by device by device; and functions that send whole sections of rows there, and back."""
     way = partial(all_to_all, axis="expert")
     return slots(device_Nk, devices, 1, section), way, way
 
 
-def _ragged(device_Nk: Int[Array, "N k"], devices: int, section: int) -> tuple[Slots, Way, Way]:
+def _ragged(device_Nk: Int[Array, "N k"], devices: int, section: int) -> tuple[RowAssignment, Way, Way]:
     """Like `_plain`, but sends only the routed rows. A device's rows arrive at the start of its section."""
     found, mine_n2 = packed_slots(device_Nk, devices)
     mine_n2 = checkpoint_name(mine_n2, KEPT)
@@ -115,7 +115,7 @@ def _ragged(device_Nk: Int[Array, "N k"], devices: int, section: int) -> tuple[S
     return found, send, give_back
 
 
-def exchange_rows(ways: Callable[..., tuple[Slots, Way, Way]], routed: Routed) -> Exchanged:
+def exchange_rows(ways: Callable[..., tuple[RowAssignment, Way, Way]], routed: Routed) -> Exchanged:
     """`Hooks.exchange` of rows. They arrive in one section per device, with the most rows that it may send.
 
     `ways` is `_ragged`, or `_plain` if the compiler has no ragged exchange.

@@ -46,7 +46,7 @@ from strategies.core.traffic import Traffic, traffic
 from strategies.model.gpt import GPT, Collect, map_weights, weight_specs
 from strategies.model.layers import Leaves, Result, added
 from strategies.model.weights import Weights, WeightSpec
-from strategies.pipelining.executor import Executor, Parts
+from strategies.pipelining.executor import Executor, StageFunctions
 from strategies.pipelining.orders import best_schedule
 from strategies.pipelining.schedules import PassTimes, Schedule
 from strategies.step import Differentiate, Divisor, Forward, Implementation, LossTerms, Tokens
@@ -120,7 +120,7 @@ def scheduled(plan: Plan) -> Differentiate:
             more |= {name: lax.pmean(more[name], "pipeline") for name in more if name != "mtp"}
             return {name: total / divisor for name, total in {"loss": losses_N.sum(), **more}.items()}
 
-        parts = Parts(
+        parts = StageFunctions(
             embed=lambda ends, tokens_bS: model(ends).embed(tokens_bS[:, :-1]),
             run=run,
             loss=loss,

@@ -15,9 +15,9 @@ from benchmarks.program.hbm import FREE, FUSIONS, MemoryTraffic
 from benchmarks.program.hlo import Computation, Instruction, Module, parse
 from strategies.core.rules import OPTIMIZER_SCOPE
 
-Kind = Literal["matmul", "attention", "copy", "optimizer", "pass"]
+KernelKind = Literal["matmul", "attention", "copy", "optimizer", "pass"]
 """What a kernel does: "copy" moves or casts arrays and computes nothing; "pass" is any other pass over memory."""
-KINDS: tuple[Kind, ...] = get_args(Kind)
+KINDS: tuple[KernelKind, ...] = get_args(KernelKind)
 _MOVES = {
     *("parameter", "constant", "bitcast", "tuple", "slice", "dynamic-slice", "dynamic-update-slice", "copy", "reshape"),
     *("transpose", "concatenate", "convert", "copy-start", "broadcast", "pad"),
@@ -35,7 +35,7 @@ class Kernel:
     """
 
     name: str
-    kind: Kind
+    kind: KernelKind
     times: int
     moved_bytes: int
     epilogue: str = ""
@@ -50,9 +50,9 @@ def kernels_of(text: str) -> list[Kernel]:
     return [*_kernels(module, MemoryTraffic(module), module.entry, 1)]
 
 
-def totals(kernels: list[Kernel]) -> Mapping[Kind, tuple[int, int]]:
+def totals(kernels: list[Kernel]) -> Mapping[KernelKind, tuple[int, int]]:
     """Kernels and bytes of a step by kind."""
-    counts, moved = Counter[Kind](), Counter[Kind]()
+    counts, moved = Counter[KernelKind](), Counter[KernelKind]()
     for each in kernels:
         counts[each.kind] += each.times
         moved[each.kind] += each.times * each.moved_bytes
@@ -88,7 +88,7 @@ def _kernels(module: Module, memory: MemoryTraffic, computation: Computation, ti
             yield Kernel(each.name, kind_of(module, each), times, moved, epilogue)
 
 
-def kind_of(module: Module, instruction: Instruction) -> Kind:
+def kind_of(module: Module, instruction: Instruction) -> KernelKind:
     """The kind of an instruction that is a kernel."""
     inside = [instruction]
     if instruction.opcode in FUSIONS:

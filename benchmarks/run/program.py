@@ -90,7 +90,8 @@ def set_up(
     if not listing:
         processes.join(option)
     selection, corpus_N = processes.run_in_all(partial(read_selection, option))
-    cases = in_order([*map(resolved_remat, selection.cases())])
+    cases = selection.cases()
+    cases = in_order([*map(resolved_remat, cases)] if option.remat == "auto" else cases)
     known = {"cases": [str(case) for case in cases], "first": processes.is_first()}
     known["machine"] = machine_facts({}, selection.topology)
     if listing:

@@ -29,7 +29,7 @@ COVERAGE, ASSUMED_COVERAGE = 0.8, 0.9
 FILE = Path(__file__).parent.parent / "devices" / "intervals.json"
 LONG = 16_384
 """Tokens from which a sequence is long."""
-Kind = Literal["dense", "dense, long sequences", "experts"]
+ModelKind = Literal["dense", "dense, long sequences", "experts"]
 WORK = "source", "layers", "embed", "devices", "device", "batch_size", "sequence", "dtype"
 """Columns that two runs share which differ in how the same step is spread."""
 
@@ -41,8 +41,8 @@ class Widths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     of two predictions of the same step, spread in two ways.
     """
 
-    known: dict[Kind, Amount]
-    assumed: dict[Kind, Amount]
+    known: dict[ModelKind, Amount]
+    assumed: dict[ModelKind, Amount]
     pair: Amount
 
 
@@ -57,7 +57,7 @@ class Interval(NamedTuple):
         return self.low * seconds, self.high * seconds
 
 
-def kind_of(config: GPTConfig) -> Kind:
+def kind_of(config: GPTConfig) -> ModelKind:
     """The kind of a step, on which errors depend."""
     if config.experts:
         return "experts"

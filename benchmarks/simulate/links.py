@@ -27,7 +27,7 @@ TORUS_DIMS = "torus x", "torus y", "torus z"
 """Names of the links along each dim of a torus."""
 
 
-class Along(NamedTuple):
+class TorusSpan(NamedTuple):
     """The positions of a group of chips along a dim of their torus, a ring or a line. From one position to the next
     there are `gap` links, which as many groups share.
     """
@@ -45,7 +45,7 @@ class Group:
 
     devices: int
     hosts: int = 1
-    dims: tuple[Along, ...] = ()
+    dims: tuple[TorusSpan, ...] = ()
     links: tuple[str, ...] = ()
 
 
@@ -77,10 +77,10 @@ def _switched(devices: int, hosts: int) -> Group:
     return Group(devices, hosts, (), links)
 
 
-def _along(places: Sequence[int], ring: bool, full: Sequence[int]) -> Along:
+def _along(places: Sequence[int], ring: bool, full: Sequence[int]) -> TorusSpan:
     """Positions in a dim with coordinates `full`, all in order: a ring if they are spread evenly over a whole ring."""
     gap = min(full.index(after) - full.index(before) for before, after in pairwise(places))
-    return Along(len(places), ring and gap * len(places) == len(full), gap)
+    return TorusSpan(len(places), ring and gap * len(places) == len(full), gap)
 
 
 def bandwidth(chip: Chip, kind: str, where: Group) -> float:
@@ -107,7 +107,7 @@ def switch_bandwidth(chip: Chip, kind: str, where: Group) -> float:
     return min(inside, chip.network_bytes_per_second / crossing.get(kind, (hosts - 1) / (devices - 1)))
 
 
-def torus_bandwidth(chip: Chip, kind: str, dims: Sequence[Along]) -> float:
+def torus_bandwidth(chip: Chip, kind: str, dims: Sequence[TorusSpan]) -> float:
     """Bytes per second that a chip of a torus can send, with one link to each neighbour.
 
     A ring uses both of a chip's links along a dim (Jouppi et al. 2023, "TPU v4", section 2). A line is as slow as its

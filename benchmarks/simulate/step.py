@@ -27,7 +27,7 @@ from benchmarks.simulate.queues import (
 from benchmarks.simulate.stages import Pass, Stages
 from strategies.core.sizes import BYTES
 from strategies.costs.predict import Cost
-from strategies.pipelining.schedules import Kind
+from strategies.pipelining.schedules import PassKind
 
 PASSES = "passes"
 """The lane of passes, and of what is done between and after them; the other lanes say what they are spent on."""
@@ -104,8 +104,8 @@ class Step:
         Leading dense layers and the MTP block are among them, but for pipelines: all stages run them at the ends.
         """
         splits = self.plan.staged and self.plan.schedule.splits_backward
-        halves: dict[Kind, Way] = {"B": "inputs", "W": "weights"} if splits else {"B": "backward"}
-        ways: dict[Kind, Way] = {"F": "forward", **halves}
+        halves: dict[PassKind, Way] = {"B": "inputs", "W": "weights"} if splits else {"B": "backward"}
+        ways: dict[PassKind, Way] = {"F": "forward", **halves}
         layers = (self.plan.layers if self.plan.staged else self.plan.layers_and_mtp) / self.plan.schedule.chunks
         found: dict[str, Parts] = {
             kind: scaled((self._backward if way == "backward" else simulate(self.layer.events(way))).parts, layers)
@@ -124,7 +124,7 @@ class Step:
             found["FB"] = scaled(added(*both), layers)
         return found
 
-    def _lead_passes(self, ways: Mapping[Kind, Way]) -> Mapping[Kind, Parts]:
+    def _lead_passes(self, ways: Mapping[PassKind, Way]) -> Mapping[PassKind, Parts]:
         """Seconds of passes through the leading dense layers; of none if there are none."""
         if not (lead := self.plan.lead):
             return {kind: {} for kind in ways}

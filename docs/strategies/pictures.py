@@ -26,7 +26,7 @@ from results.records import printed
 from results.records.printed import PASSES, Device
 from strategies import STRATEGIES
 from strategies.costs.exchanges import Sent
-from strategies.costs.overview import Held, Overview, overview
+from strategies.costs.overview import Holding, Overview, overview
 from strategies.pipelining.schedules import Schedule
 
 FOLDER = Path(__file__).parent
@@ -174,12 +174,12 @@ def draw_holdings(drawn: Picture) -> None:
     drawn.y += 14
 
 
-def has_table(held: Held) -> bool:
+def has_table(held: Holding) -> bool:
     """Whether an array has rows for the vocabulary, which are drawn above its layers."""
     return held.what not in ("batch", "activations")
 
 
-def draw_part(drawn: Picture, held: Held, device: Device, x: float, height: float) -> None:
+def draw_part(drawn: Picture, held: Holding, device: Device, x: float, height: float) -> None:
     """Draw one device's part of an array. In zigzag order it has a front and a back chunk of each sequence."""
     y, box = drawn.y, drawn.box
     colour = shade(ARRAY_COLOURS[held.what], *drawn.part(device, dict.fromkeys((*held.rows, *held.columns))))

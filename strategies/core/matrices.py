@@ -54,7 +54,7 @@ def joined(parts: Sequence[Array], shape: Sequence[int], dims: Sequence[str], he
     return jnp.concatenate([queries, keys[:, :, None], values[:, :, None]], 2).reshape(shape)
 
 
-Kind = tuple[tuple[int, int], tuple[Axes, Axes], Axes]
+GroupKey = tuple[tuple[int, int], tuple[Axes, Axes], Axes]
 """Rows and columns of whole matrices, the mesh axes that split each, and those that split their number."""
 
 
@@ -82,7 +82,7 @@ class Muon:
         found = sorted(chain.from_iterable(starmap(self._kinds, self.weights.items())))
         return tuple(starmap(self._group, groupby(found, itemgetter(0))))
 
-    def _kinds(self, name: str, weight: Weight) -> Iterator[tuple[Kind, Member, int]]:
+    def _kinds(self, name: str, weight: Weight) -> Iterator[tuple[GroupKey, Member, int]]:
         """The kinds of a weight's matrices, where they come from, and how many this device has."""
         plan, dims = self.plan, weight.spec.dims
         found = jax.eval_shape(partial(matrices_of, dims=dims, head_dim=self.head_dim), self._local(weight))
@@ -99,7 +99,7 @@ class Muon:
                 sizes, axes = (sizes[1], sizes[0]), (axes[1], axes[0])
             yield (sizes, axes, of_number), (name, index, turned), count
 
-    def _group(self, kind: Kind, found: Iterable[tuple[Kind, Member, int]]) -> Matrices:
+    def _group(self, kind: GroupKey, found: Iterable[tuple[GroupKey, Member, int]]) -> Matrices:
         _, members, counts = zip(*found, strict=True)
         sizes, axes, _ = kind
         placement = {"auto": "deal", "block": "deal"}.get(self.plan.train.matrices, self.plan.train.matrices)

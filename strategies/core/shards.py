@@ -81,7 +81,7 @@ def all_to_all(rows_RX: Float[Array, "R X"], axis: str) -> Float[Array, "R X"]:
     return lax.all_to_all(rows_RX, axis, 0, 0, tiled=True)
 
 
-class Parts(NamedTuple):
+class RaggedSizes(NamedTuple):
     """Parts of rows for n devices, as `jax.lax.ragged_all_to_all` takes them.
 
     Attributes:
@@ -97,7 +97,9 @@ class Parts(NamedTuple):
     arriving_n: Int[Array, " n"]
 
 
-def parts_of(mine_n2: Int[Array, "n 2"], theirs_n2: Int[Array, "n 2"], section: int, axis: str) -> tuple[Parts, Parts]:
+def parts_of(
+    mine_n2: Int[Array, "n 2"], theirs_n2: Int[Array, "n 2"], section: int, axis: str
+) -> tuple[RaggedSizes, RaggedSizes]:
     """The parts that devices along an axis send each other, and the parts that they send back.
 
     Args:
@@ -108,10 +110,10 @@ def parts_of(mine_n2: Int[Array, "n 2"], theirs_n2: Int[Array, "n 2"], section: 
     (counts_n, starts_n), (arriving_n, theirs_n) = mine_n2.T, theirs_n2.T
     sections_n = section * jnp.arange(len(mine_n2))
     mine_n = jnp.zeros_like(counts_n) + section * lax.axis_index(axis)
-    return Parts(starts_n, counts_n, mine_n, arriving_n), Parts(sections_n, arriving_n, theirs_n, counts_n)
+    return RaggedSizes(starts_n, counts_n, mine_n, arriving_n), RaggedSizes(sections_n, arriving_n, theirs_n, counts_n)
 
 
-def exchange_parts(rows_RX: Float[Array, "R X"], there: Parts, back: Parts, rows: int, axis: str) -> Array:
+def exchange_parts(rows_RX: Float[Array, "R X"], there: RaggedSizes, back: RaggedSizes, rows: int, axis: str) -> Array:
     """Send parts of rows of any size. Of the `rows` returned, those that nothing arrives in are zero.
 
     The transpose sends the parts back. JAX's own transpose would also exchange the offsets, which are known here.
@@ -120,7 +122,7 @@ def exchange_parts(rows_RX: Float[Array, "R X"], there: Parts, back: Parts, rows
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _exchange_parts(rows_RX: Array, there: Parts, back: Parts, rows: tuple[int, int], axis: str) -> Array:
+def _exchange_parts(rows_RX: Array, there: RaggedSizes, back: RaggedSizes, rows: tuple[int, int], axis: str) -> Array:
     empty_RX = jnp.zeros_like(rows_RX, shape=(rows[0], rows_RX.shape[1]))
     return lax.ragged_all_to_all(rows_RX, empty_RX, *there, axis_name=axis)
 

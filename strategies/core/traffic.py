@@ -56,7 +56,7 @@ WHEN = (
     "update",
 )
 """The parts of a step, in order."""
-Kind = Literal["activations", "weights", "gradients", "number"]
+ArrayKind = Literal["activations", "weights", "gradients", "number"]
 """Kinds of arrays. A number is the loss or a part of the gradients' norm."""
 
 
@@ -81,7 +81,7 @@ class Traffic:
     sent_bytes: Bytes
     dtype: str = "float32"
     innermost: bool = False
-    array: Kind = "activations"
+    array: ArrayKind = "activations"
     when: str = "forward and backward"
 
 
@@ -97,7 +97,7 @@ def traffic(
     *,
     dtype: str = "float32",
     innermost: bool = False,
-    array: Kind = "activations",
+    array: ArrayKind = "activations",
     when: str = "forward and backward",
     group: int | None = None,
 ) -> Iterator[Traffic]:

@@ -38,7 +38,7 @@ def _table(rows: Sequence[Sequence[str]], sides: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Held:
+class Holding:
     """One kind of array that a mesh holds, and the axes that shard it.
 
     Attributes:
@@ -74,7 +74,7 @@ class Overview:
     strategy: str
     mesh: tuple[tuple[str, int], ...]
     workload: str
-    held: tuple[Held, ...]
+    held: tuple[Holding, ...]
     sent: tuple[Sent, ...] | None
     zigzag: bool
     schedule: Schedule | None
@@ -221,7 +221,7 @@ def asked_overview(
         raise Infeasible(f"{problem}; name another mesh or another topology") from error
 
 
-def holdings(plan: Plan, cost: Cost | None, arrays: Iterable[HeldArray]) -> Iterator[Held]:
+def holdings(plan: Plan, cost: Cost | None, arrays: Iterable[HeldArray]) -> Iterator[Holding]:
     """The kinds of arrays that a device holds: batch, weights, accumulated gradients, optimizer state and activations.
 
     Activations are the estimated residuals (`memory.temporaries`). `cost` is None without formulas.
@@ -234,14 +234,14 @@ def holdings(plan: Plan, cost: Cost | None, arrays: Iterable[HeldArray]) -> Iter
     kept_parts = shards if plan.train.gather == "layer" else ()
     summed = updates if plan.scatters_microbatches else kept_parts
     grads = sum(each.held_bytes for each in arrays if each.what == "gradient") if cost else None
-    yield Held("batch", placement.batch, placement.tokens, (), held_bytes.get("batch"))
-    yield Held("weights", rows, columns + shards, table + shards, held_bytes.get("parameters"))
-    yield Held("gradients", rows, united(columns, summed), table + summed, grads)
+    yield Holding("batch", placement.batch, placement.tokens, (), held_bytes.get("batch"))
+    yield Holding("weights", rows, columns + shards, table + shards, held_bytes.get("parameters"))
+    yield Holding("gradients", rows, united(columns, summed), table + summed, grads)
     moments = shards + updates
-    yield Held("optimizer state", rows, united(columns, moments), table + moments, held_bytes.get("optimizer"))
+    yield Holding("optimizer state", rows, united(columns, moments), table + moments, held_bytes.get("optimizer"))
     kept = cost.temporaries["activations"] if cost else None
     split = placement.tokens + tuple(axis for axis in columns if axis not in placement.batch)
-    yield Held("activations", placement.batch + rows, split, (), kept)
+    yield Holding("activations", placement.batch + rows, split, (), kept)
 
 
 def _joined(axes: Axes) -> str:

@@ -14,15 +14,17 @@ from jaxtyping import Array
 from strategies.gpt_config import GPTConfig
 from strategies.model.grouped_matmul import to_rows
 from strategies.model.remat import KEPT
-from strategies.model.router import Slots
+from strategies.model.router import RowAssignment
 
 
-def kept_slots(found: Slots) -> Slots:
+def kept_slots(found: RowAssignment) -> RowAssignment:
     """Name slots as residuals, so that only full recomputation of the block computes them again."""
-    return Slots(*(checkpoint_name(array, KEPT) for array in found))
+    return RowAssignment(*(checkpoint_name(array, KEPT) for array in found))
 
 
-def fill_rows(x_ND: Array, weights_Nk: Array, found: Slots, shape: tuple[int, ...]) -> tuple[Slots, Array, Array]:
+def fill_rows(
+    x_ND: Array, weights_Nk: Array, found: RowAssignment, shape: tuple[int, ...]
+) -> tuple[RowAssignment, Array, Array]:
     """The slots, kept, and the contents of their rows: tokens and router weights."""
     found = kept_slots(found)
     x_EGCD = to_rows(x_ND, found, weights_Nk.shape[1]).reshape(shape)

@@ -42,7 +42,7 @@ from strategies.model.remat import KEPT, TOTALS
 from strategies.model.router import (
     Routed,
     Routes,
-    Slots,
+    RowAssignment,
     block_slots,
     choices_of,
     choose,
@@ -183,7 +183,7 @@ class Experts(Part):
         config, chosen, (parts, _) = self.config, self.config.experts_per_token, hooks.compiler_shards
         buffers = routed.experts, groups // parts, capacity, -1
 
-        def fill(x_ND: Array, weights_Nk: Array, experts_Nk: Array) -> tuple[Slots, Array, Array]:
+        def fill(x_ND: Array, weights_Nk: Array, experts_Nk: Array) -> tuple[RowAssignment, Array, Array]:
             found = slots(experts_Nk, routed.experts, groups // parts, capacity)
             return fill_rows(x_ND, weights_Nk, found, buffers)
 

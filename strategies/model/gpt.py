@@ -30,7 +30,7 @@ from strategies.model.weights import Weights, WeightSpec, nested, varying_as
 
 Split = tuple[Any, Any]
 """Graph and weights of a module, as `nnx.split` returns them."""
-Kind = TypeVar("Kind", Block, MTP)
+AnyStack = TypeVar("AnyStack", Block, MTP)
 Collect = Callable[[Block, Mapping[str, Sums]], Any]
 """(a block, each branch's sums) -> what a forward pass collects of it."""
 
@@ -224,7 +224,9 @@ def is_ordered(train: TrainConfig, layers: int) -> bool:
     return train.microbatches > 1 or layers <= train.layers_in_loop + 2
 
 
-def _stacked(kind: type[Kind], config: GPTConfig, layer_keys: Array, slots: Sequence[int] | None = None) -> Kind:
+def _stacked(
+    kind: type[AnyStack], config: GPTConfig, layer_keys: Array, slots: Sequence[int] | None = None
+) -> AnyStack:
     """Layers of one kind, each with its own random key, stacked in the order of `slots`; -1 is a slot of zeros."""
     blocks, _ = nnx.split(nnx.eval_shape(lambda: kind(config, nnx.Rngs(0))))
     layer_L = jnp.arange(len(layer_keys)) if slots is None else jnp.asarray(slots)

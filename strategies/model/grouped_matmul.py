@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, Int
 
 from strategies.model.pallas import grouped_kernel
 from strategies.model.pallas.vma import call_without_vma
-from strategies.model.router import Slots
+from strategies.model.router import RowAssignment
 
 GroupedMatmuls = Literal["loop", "skipping_loop", "kernel"]
 """A loop over all blocks, a loop that skips empty blocks by conditionals, or a kernel that skips them."""
@@ -163,7 +163,7 @@ def _take(rows: Array, index: Array) -> Array:
     return jnp.take(rows, index, axis=0, mode="fill", fill_value=0)
 
 
-def to_rows(x_MX: Array, found: Slots, choices: int) -> Array:
+def to_rows(x_MX: Array, found: RowAssignment, choices: int) -> Array:
     """Arrays of tokens (or of their choices, if `choices` is 1) to rows. Empty rows are zero.
 
     It and `from_rows` are each other's transpose. Both sum in a fixed order, unlike a scatter.
@@ -171,18 +171,18 @@ def to_rows(x_MX: Array, found: Slots, choices: int) -> Array:
     return cast(Array, _to_rows(x_MX, found, choices))
 
 
-def from_rows(rows_RX: Array, found: Slots, choices: int) -> Array:
+def from_rows(rows_RX: Array, found: RowAssignment, choices: int) -> Array:
     """Sums of rows over the `choices` of each token; with 1, each choice's row. Dropped choices are zero."""
     return cast(Array, _from_rows(rows_RX, found, choices))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _to_rows(x_MX: Array, found: Slots, choices: int) -> Array:
+def _to_rows(x_MX: Array, found: RowAssignment, choices: int) -> Array:
     return _take(x_MX, found.choice_R // choices)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _from_rows(rows_RX: Array, found: Slots, choices: int) -> Array:
+def _from_rows(rows_RX: Array, found: RowAssignment, choices: int) -> Array:
     return _take(rows_RX, found.row_Nk.reshape(-1, choices)).sum(1)
 
 

@@ -26,22 +26,25 @@ class Hooks:
     """What a strategy does inside the model. The defaults are for one device, without communication.
 
     "Own tokens" are the tokens whose residual stream this device holds. "All tokens" are the tokens of this device's
-    shard of each sequence, as `own_context` selects it.
+    shard of each sequence, as `own_context` selects it. The order is: weights, tokens, attention, experts, embedding
+    and head.
 
     Attributes:
         layer: one layer's stored weights, as read by the loop over layers -> as `gather` takes them.
-        replicated_loss: averages an auxiliary loss that every tensor-parallel device has computed identically.
+        gather: (a stored weight, for blocks one layer's; its spec; dtype) -> the gathered weight, in that dtype.
         overlap_grad_reduction: whether layer l+1's gradients are reduced while layer l runs backward. The transpose of
             `layer` then runs one layer late.
-        gather: (a stored weight, for blocks one layer's; its spec; dtype) -> the gathered weight, in that dtype.
+        needs_loop: whether layers stay a loop even if one iteration runs all of them (layers.py).
         sum: partial sums [B,T,D] -> sums over devices, for this device's own tokens.
         per_device_share: divides a term that every device adds to its partial sums before `sum`.
         mean: means over this device's features -> means over the features of all devices that split a layer.
         all_tokens: [B,T,D] of own tokens -> of all tokens.
         own_tokens: [T,D] of all tokens -> of own tokens.
         own_context: (an array of whole sequences, index of its token dim) -> this device's shard of each sequence.
-        head: (the residual stream before the head, stored weights that the head uses) -> both, unchanged.
-        order: (an array, another) -> the other; with multi-token prediction it waits for the first on virtual devices.
+        replicated_loss: averages an auxiliary loss that every tensor-parallel device has computed identically.
+        batch_sum: a sum over this device's tokens -> the sum over all tokens of the batch, or of the microbatch.
+        sequence_sum: a sum over this device's tokens of each sequence -> the sum over all tokens of the sequence.
+        compiler_shards: numbers of shards of the tokens and the vocabulary, if the step is written on whole arrays.
         project: (features [B,T,D] of all tokens, weights [D,...,A]) -> features of attention [B,T,...,A].
         projected: the same, after biases are added.
         attend: (`QKV` of this device's shard of the sequences, kernel, reach) -> this shard of `causal_attention` over
@@ -55,47 +58,49 @@ class Hooks:
         mixture: (a mixture of experts, features [B,T,D] of all tokens, `LayerInfo`) -> `Experts.mixed` of them.
         mixture_losses: (a mixture of experts, its sums, these hooks) -> `Experts.losses` of them.
         grouped_matmuls: how blocks of rows of experts are multiplied; None if the rows are in buffers (experts.py).
-        needs_loop: whether layers stay a loop even if one iteration runs all of them (layers.py).
-        batch_sum: a sum over this device's tokens -> the sum over all tokens of the batch, or of the microbatch.
-        sequence_sum: a sum over this device's tokens of each sequence -> the sum over all tokens of the sequence.
         look_up: (rows of the token table on this device, row of each token) -> the rows found; zero for others.
         embed_sum: embeddings found in this device's rows of the token table -> the residual stream of its own tokens.
         vocab_start: number of vocabulary rows on this device -> index of the first.
         vocab_sum: a sum over this device's vocabulary rows -> the sum over all rows.
         vocab_max: a maximum over this device's vocabulary rows -> the maximum over all rows.
-        compiler_shards: numbers of shards of the tokens and the vocabulary, if the step is written on whole arrays.
+        head: (the residual stream before the head, stored weights that the head uses) -> both, unchanged.
+        order: (an array, another) -> the other; with multi-token prediction it waits for the first on virtual devices.
     """
 
     layer: Callable[[Any], Any] = lambda weights: weights
-    replicated_loss: Callable[[Array], Array] = lambda number: number
-    overlap_grad_reduction: bool = False
     gather: Callable[[Array, WeightSpec, str], Array] = lambda weight, spec, dtype: weight.astype(dtype)
+    overlap_grad_reduction: bool = False
+    needs_loop: bool = True
+
     sum: Callable[[Array], Array] = lambda x: x
     per_device_share: Callable[[Array], Array] = lambda x: x
     mean: Callable[[Array], Array] = lambda x: x
     all_tokens: Callable[[Array], Array] = lambda x: x
     own_tokens: Callable[[Array], Array] = lambda x: x
     own_context: Callable[[Array, int], Array] = lambda x, dim: x
-    head: Callable[[Array, Any], tuple[Array, Any]] = lambda x, weights: (x, weights)
-    order: Callable[[Array, Array], Array] = lambda earlier, later: later
+    replicated_loss: Callable[[Array], Array] = lambda number: number
+    batch_sum: Callable[[Array], Array] = lambda x: x
+    sequence_sum: Callable[[Array], Array] = lambda x: x
+    compiler_shards: tuple[int, int] = (1, 1)
+
     project: Callable[[Array, Array], Array] = project
     projected: Callable[[Array], Array] = lambda x: x
     attend: Callable[[Attended, str, Reach | None], Array] = causal_attention
+
     dispatch: Callable[[Array, Array], tuple[Array, Array]] = lambda x, weights: (x, weights)
     combine: Callable[[Array], Array] = lambda x: x
     exchange: Callable[[Routed], Exchanged] = lambda routed: (routed, lambda x: x)
     mixture: Callable[[Any, Array, Any], Any] = lambda experts, x_BTD, info: experts.mixed(x_BTD, info)
     mixture_losses: Callable[[Any, Any, Any], Any] = lambda experts, sums, hooks: experts.losses(sums, hooks)
     grouped_matmuls: GroupedMatmuls | None = None
-    needs_loop: bool = True
-    batch_sum: Callable[[Array], Array] = lambda x: x
-    sequence_sum: Callable[[Array], Array] = lambda x: x
-    embed_sum: Callable[[Array], Array] = lambda x: x
+
     look_up: Callable[[Array, Array], Array] = look_up
+    embed_sum: Callable[[Array], Array] = lambda x: x
     vocab_start: Callable[[int], Int[Array, ""] | int] = lambda rows: 0
     vocab_sum: Callable[[Array], Array] = lambda x: x
     vocab_max: Callable[[Array], Array] = lambda x: x
-    compiler_shards: tuple[int, int] = (1, 1)
+    head: Callable[[Array, Any], tuple[Array, Any]] = lambda x, weights: (x, weights)
+    order: Callable[[Array, Array], Array] = lambda earlier, later: later
 
 
 ONE_DEVICE = Hooks()

@@ -21,17 +21,17 @@ TINY = 1e-20
 """Avoids division by zero if all sigmoids underflow in float32, as in DeepSeek-V3."""
 
 
-class Kind(NamedTuple):
+class RouterKind(NamedTuple):
     """How a router scores experts, by sigmoids or a softmax over all, and whether it divides weights by their sum."""
 
     sigmoid: bool = False
     renormalised: bool = False
 
 
-KINDS: Mapping[Router, Kind] = {
-    "softmax": Kind(),
-    "renormalised": Kind(renormalised=True),
-    "sigmoid": Kind(sigmoid=True, renormalised=True),
+KINDS: Mapping[Router, RouterKind] = {
+    "softmax": RouterKind(),
+    "renormalised": RouterKind(renormalised=True),
+    "sigmoid": RouterKind(sigmoid=True, renormalised=True),
 }
 """By `GPTConfig.router`. softmax: OLMoE (Muennighoff et al. 2024). renormalised: Mixtral (Jiang et al. 2024) and Qwen3;
 it equals a softmax over the chosen experts' logits. sigmoid: DeepSeek-V3 (2024), section 2.1.2."""
@@ -172,7 +172,7 @@ class Routed(NamedTuple):
     experts: int
 
 
-class Slots(NamedTuple):
+class RowAssignment(NamedTuple):
     """The row of each choice and the choice in each row. A choice is a flat index into [N,k].
 
     Attributes:
@@ -211,7 +211,7 @@ def sort(experts_Nk: Int[Array, "N k"], experts: int, groups: int) -> Sorted:
     return Sorted(expert_GM, order_GM, counts_GE, starts_GE, rank_GM)
 
 
-def slots(experts_Nk: Int[Array, "N k"], experts: int, groups: int, capacity: int) -> Slots:
+def slots(experts_Nk: Int[Array, "N k"], experts: int, groups: int, capacity: int) -> RowAssignment:
     """Assign each group's choices to rows of their experts' buffers [E,G,C], by token; drop choices beyond C."""
     choices, k = experts_Nk.size, experts_Nk.shape[1]
     expert_GM, order_GM, counts_GE, starts_GE, rank_GM = sort(experts_Nk, experts, groups)
@@ -223,17 +223,19 @@ def slots(experts_Nk: Int[Array, "N k"], experts: int, groups: int, capacity: in
     taken_GEC = jnp.take_along_axis(order_GM, jnp.minimum(place_GEC, per_group - 1).reshape(groups, -1), axis=1)
     taken_GEC = (taken_GEC + group_G1 * per_group).reshape(place_GEC.shape)
     choice_GEC = jnp.where(jnp.arange(capacity) < counts_GE[..., None], taken_GEC, choices)
-    return Slots(choice_GEC.swapaxes(0, 1).reshape(-1), row_GM.reshape(-1, k))
+    return RowAssignment(choice_GEC.swapaxes(0, 1).reshape(-1), row_GM.reshape(-1, k))
 
 
-def packed_slots(device_Nk: Int[Array, "N k"], devices: int) -> tuple[Slots, Int[Array, "n 2"]]:
+def packed_slots(device_Nk: Int[Array, "N k"], devices: int) -> tuple[RowAssignment, Int[Array, "n 2"]]:
     """Assign choices to rows by device and then by token, without empty rows; and [row count, first row] by device."""
     device_GM, order_GM, counts_Gn, starts_Gn, rank_GM = sort(device_Nk, devices, 1)
     row_GM = jnp.take_along_axis(starts_Gn, device_GM, axis=1) + rank_GM
-    return Slots(order_GM[0], row_GM.reshape(device_Nk.shape)), jnp.stack([counts_Gn[0], starts_Gn[0]], 1)
+    return RowAssignment(order_GM[0], row_GM.reshape(device_Nk.shape)), jnp.stack([counts_Gn[0], starts_Gn[0]], 1)
 
 
-def block_slots(experts_Nk: Int[Array, "N k"], experts: int, blocks: int, size: int) -> tuple[Slots, Int[Array, " S"]]:
+def block_slots(
+    experts_Nk: Int[Array, "N k"], experts: int, blocks: int, size: int
+) -> tuple[RowAssignment, Int[Array, " S"]]:
     """Assign every choice of `experts` to a row in blocks of `size` rows of one expert; and the blocks' experts.
 
     `blocks` must suffice for any routing (expert_rows.py). Unused blocks have empty rows, and `experts` as their
@@ -249,4 +251,4 @@ def block_slots(experts_Nk: Int[Array, "N k"], experts: int, blocks: int, size: 
     place_SR = jnp.minimum(starts_GE[0][expert_S][:, None] + rank_SR, choices - 1)
     choice_SR = jnp.where(rank_SR < counts_GE[0][expert_S][:, None], order_GM[0][place_SR], choices)
     row_GM = jnp.where(expert_GM < experts, first_E[expert_GM] * size + rank_GM, blocks * size)
-    return Slots(choice_SR.reshape(-1), row_GM.reshape(experts_Nk.shape)), of_block_S
+    return RowAssignment(choice_SR.reshape(-1), row_GM.reshape(experts_Nk.shape)), of_block_S

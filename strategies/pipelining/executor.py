@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Int
 from strategies.backends.device_mesh import mark_varying
 from strategies.model.layers import Extras, Leaves, Run, after, write_slot, zeros_buffer
 from strategies.model.weights import Weights
-from strategies.pipelining.layer_backward import Passes, Slots
+from strategies.pipelining.layer_backward import Passes, ResidualBuffers
 from strategies.pipelining.schedules import Schedule
 from strategies.pipelining.timetable import KINDS, Edges, Ends, Shared, Ticks, Turn, is_local
 from strategies.step import LossTerms
@@ -29,7 +29,7 @@ Row = tuple[Turn, Shared]
 """The entries of one tick."""
 
 
-class Parts(NamedTuple):
+class StageFunctions(NamedTuple):
     """The model as functions of its weights.
 
     Attributes:
@@ -56,7 +56,7 @@ class Carry(NamedTuple):
 
     arrived: Array
     made: tuple[Array, ...]
-    slots: Slots
+    slots: ResidualBuffers
     loss: LossTerms
     extras: Extras
     dblocks: Leaves
@@ -80,7 +80,7 @@ class Executor:
 
     schedule: Schedule
     ticks: Ticks
-    parts: Parts
+    parts: StageFunctions
     blocks: Leaves
     ends: Weights
     tokens_MbS: Int[Array, "M b S"]

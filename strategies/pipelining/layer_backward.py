@@ -38,7 +38,7 @@ LayerStep = Callable[[Any, Any, Array], tuple[Any, Any]]
 """(state, buffers, position in the chunk) -> (next state, buffers)."""
 
 
-class Slots(NamedTuple):
+class ResidualBuffers(NamedTuple):
     """Buffers [slots,L,...] of what backward passes need: residuals, and `more` for the second half of a split pass.
 
     The first half of a split backward pass overwrites residuals that it has consumed.
@@ -65,7 +65,7 @@ class Passes:
     used_L: Bool[Array, " L"] | None = None
     unroll: int = 1
 
-    def slots(self, x_BTD: Array, count: int, *, splits_backward: bool) -> Slots:
+    def slots(self, x_BTD: Array, count: int, *, splits_backward: bool) -> ResidualBuffers:
         """Zero-initialised buffers of `count` slots.
 
         They vary over every mesh axis over which x varies, as the slot of a microbatch does (`Executor._run_if`).
@@ -81,24 +81,26 @@ class Passes:
             return self._first_of_layer((self._layer(0), read_slot(kept, 0, 0)), x_BTD)[1][1]
 
         kept = buffers(jax.eval_shape(lambda x_BTD: forward(self.run, self._layer(0), x_BTD)[1], x_BTD))
-        return Slots(kept, buffers(jax.eval_shape(waiting, kept)) if splits_backward else [])
+        return ResidualBuffers(kept, buffers(jax.eval_shape(waiting, kept)) if splits_backward else [])
 
     def extras(self, x_BTD: Array) -> Extras:
         """Zero-initialised extras."""
         return zeros_buffer(jax.eval_shape(lambda x_BTD: self.run(self._layer(0), x_BTD)[1], x_BTD))
 
-    def forward(self, turn: Pass, x_BTD: Array, slots: Slots, extras: Extras) -> tuple[Array, tuple[Slots, Extras]]:
+    def forward(
+        self, turn: Pass, x_BTD: Array, slots: ResidualBuffers, extras: Extras
+    ) -> tuple[Array, tuple[ResidualBuffers, Extras]]:
         """Run the layers forward. Returns the output, the buffers with its residuals, and the sum of the extras."""
         return self._scan_layers(self._forward_step(turn), x_BTD, (slots, extras))
 
-    def backward(self, turn: Pass, dy_BTD: Array, slots: Slots, dweights: Leaves) -> tuple[Array, Leaves]:
+    def backward(self, turn: Pass, dy_BTD: Array, slots: ResidualBuffers, dweights: Leaves) -> tuple[Array, Leaves]:
         """Output gradient -> input gradient, and the weight gradients plus this microbatch's."""
         step = self._backward_step(turn, lambda position: read_slot(slots.kept, turn.residual_slot, position))
         return self._scan_layers(step, dy_BTD, dweights, reverse=True)
 
     def pair(
-        self, turn: Turn, x_BTD: Array, dy_BTD: Array, slots: Slots, extras: Extras, dweights: Leaves
-    ) -> tuple[tuple[Array, Array], tuple[Slots, Extras, Leaves]]:
+        self, turn: Turn, x_BTD: Array, dy_BTD: Array, slots: ResidualBuffers, extras: Extras, dweights: Leaves
+    ) -> tuple[tuple[Array, Array], tuple[ResidualBuffers, Extras, Leaves]]:
         """Run one microbatch forward and another backward. Returns the output, the input gradient, and the buffers.
 
         An iteration runs a layer of each, so that the compiler can run compute of one alongside collectives of the
@@ -125,7 +127,9 @@ class Passes:
             (y_BTD, more), kept = forward(self.run, self._layer(layer), x_BTD)
             return y_BTD, (kept, more)
 
-        def keep(buffers: tuple[Slots, Extras], made: Any, _: Array, position: Array) -> tuple[Slots, Extras]:
+        def keep(
+            buffers: tuple[ResidualBuffers, Extras], made: Any, _: Array, position: Array
+        ) -> tuple[ResidualBuffers, Extras]:
             (slots, extras), (kept, more) = buffers, made
             return slots._replace(kept=write_slot(slots.kept, kept, turn.residual_slot, position)), added(extras, more)
 
@@ -141,28 +145,32 @@ class Passes:
 
         return self._layer_step(turn, work, add)
 
-    def first(self, turn: Pass, dy_BTD: Array, slots: Slots, dweights: Leaves) -> tuple[Array, tuple[Slots, Leaves]]:
+    def first(
+        self, turn: Pass, dy_BTD: Array, slots: ResidualBuffers, dweights: Leaves
+    ) -> tuple[Array, tuple[ResidualBuffers, Leaves]]:
         """First half: output gradient -> input gradient, slots for the second half, weight gradients without
         matmuls.
         """
 
-        def read(buffers: tuple[Slots, Leaves], position: Array) -> Any:
+        def read(buffers: tuple[ResidualBuffers, Leaves], position: Array) -> Any:
             return read_slot(buffers[0].kept, turn.residual_slot, position)
 
         def work(dy_BTD: Array, kept: Any, layer: Array, _: Array) -> tuple[Array, Any]:
             return self._first_of_layer((self._layer(layer), kept), dy_BTD)
 
-        def keep(buffers: tuple[Slots, Leaves], made: Any, layer: Array, position: Array) -> tuple[Slots, Leaves]:
+        def keep(
+            buffers: tuple[ResidualBuffers, Leaves], made: Any, layer: Array, position: Array
+        ) -> tuple[ResidualBuffers, Leaves]:
             (slots, dweights), (used_up, more, dlayer) = buffers, made
             leaves, structure = jax.tree.flatten(slots.kept)
             for place, value in used_up.items():
                 leaves[place] = write_slot(leaves[place], value, turn.residual_slot, position)
             more = write_slot(slots.more, more, turn.residual_slot, position)
-            return Slots(jax.tree.unflatten(structure, leaves), more), add(dweights, dlayer, layer, position)
+            return ResidualBuffers(jax.tree.unflatten(structure, leaves), more), add(dweights, dlayer, layer, position)
 
         return self._scan_layers(self._layer_step(turn, work, keep, read), dy_BTD, (slots, dweights), reverse=True)
 
-    def second(self, turn: Pass, like_BTD: Array, slots: Slots, dweights: Leaves) -> Leaves:
+    def second(self, turn: Pass, like_BTD: Array, slots: ResidualBuffers, dweights: Leaves) -> Leaves:
         """Second half: the weight gradients plus this microbatch's. `like_BTD` has the shape of an output."""
 
         def work(nothing: tuple[()], _: Any, layer: Array, position: Array) -> tuple[tuple[()], Leaves]:

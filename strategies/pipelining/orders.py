@@ -14,11 +14,11 @@ from typing import get_args
 
 from strategies.config import PipelineSchedule
 from strategies.infeasible import Infeasible, WrongSize
-from strategies.pipelining.schedules import Kind, Op, Orders, PassTimes, Schedule
+from strategies.pipelining.schedules import Op, Orders, PassKind, PassTimes, Schedule
 
 MOST_CELLS = 300_000
 """Largest table of a schedule, in pairs of cells (a forward and a backward pass). Making it takes a few seconds."""
-KINDS: Mapping[str, Kind] = MappingProxyType({kind: kind for kind in get_args(Kind)})
+KINDS: Mapping[str, PassKind] = MappingProxyType({kind: kind for kind in get_args(PassKind)})
 
 
 def gpipe(stages: int, microbatches: int, chunks: int = 1) -> Schedule:

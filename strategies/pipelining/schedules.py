@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any, Literal, NamedTuple, get_args
 
-Kind = Literal["F", "B", "W"]
+PassKind = Literal["F", "B", "W"]
 """F: forward pass. B: backward pass, or only its input gradients if there are W. W: weight gradients."""
 
 
 class Op(NamedTuple):
     """A pass of a microbatch through a chunk."""
 
-    kind: Kind
+    kind: PassKind
     microbatch: int
     chunk: int = 0
 
@@ -185,16 +185,16 @@ class Schedule:
         return len(self.table[0])
 
     @cached_property
-    def kinds_at_once(self) -> Mapping[frozenset[tuple[Kind, ...]], int]:
+    def kinds_at_once(self) -> Mapping[frozenset[tuple[PassKind, ...]], int]:
         """The kinds of operations of each stage in the same tick -> number of such ticks."""
         columns = zip(*self.table, strict=True)
         return Counter(frozenset(tuple(op.kind for op in cell) for cell in column if cell) for column in columns)
 
     def lockstep(self, costs: PassTimes = EQUAL) -> float:
         """Time from the first start to the last end, if each tick lasts as long as on the busiest stage."""
-        seconds: Mapping[Kind, float] = {kind: self.duration(Op(kind, 0), costs) for kind in get_args(Kind)}
+        seconds: Mapping[PassKind, float] = {kind: self.duration(Op(kind, 0), costs) for kind in get_args(PassKind)}
 
-        def longest(cells: frozenset[tuple[Kind, ...]]) -> float:
+        def longest(cells: frozenset[tuple[PassKind, ...]]) -> float:
             return max(sum(seconds[kind] for kind in kinds) for kinds in cells)
 
         return sum(ticks * longest(cells) for cells, ticks in self.kinds_at_once.items())
@@ -238,7 +238,7 @@ class Schedule:
         """Maximum number of microbatches, once per chunk, whose forward but not backward pass is complete on
         a stage.
         """
-        last: Kind = "W" if self.splits_backward else "B"
+        last: PassKind = "W" if self.splits_backward else "B"
         peak = current = 0
         for op in self.orders[stage]:
             current += op.kind == "F"

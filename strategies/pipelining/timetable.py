@@ -15,7 +15,7 @@ import numpy as np
 
 from strategies.config import PipelineSchedule
 from strategies.pipelining.orders import stage_schedule
-from strategies.pipelining.schedules import Kind, Schedule
+from strategies.pipelining.schedules import PassKind, Schedule
 
 KINDS = ("", "F", "B", "FB", "W")
 """Kinds of a turn's operations, by their number in the arrays; the number of a pair is the sum of both."""
@@ -163,11 +163,11 @@ class Ticks:
         return int(self.sends.sum())
 
 
-def ticks_of(schedule: Schedule) -> Mapping[Kind, np.ndarray]:
+def ticks_of(schedule: Schedule) -> Mapping[PassKind, np.ndarray]:
     """By kind of pass, its tick for each part of the model and each microbatch [parts, microbatches]."""
     shape = schedule.stages * schedule.chunks, schedule.microbatches
-    kinds: tuple[Kind, ...] = ("F", "B", "W") if schedule.splits_backward else ("F", "B")
-    found: dict[Kind, np.ndarray] = {kind: np.zeros(shape, int) for kind in kinds}
+    kinds: tuple[PassKind, ...] = ("F", "B", "W") if schedule.splits_backward else ("F", "B")
+    found: dict[PassKind, np.ndarray] = {kind: np.zeros(shape, int) for kind in kinds}
     for stage, row in enumerate(schedule.table):
         parts = [schedule.part(stage, chunk) for chunk in range(schedule.chunks)]
         for tick, cell in enumerate(row):

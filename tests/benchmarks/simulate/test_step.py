@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.devices.topology import Topology
 from benchmarks.simulate.kernels import head, layer, tiles_filled, update_bytes
-from benchmarks.simulate.links import Along, group
+from benchmarks.simulate.links import TorusSpan, group
 from benchmarks.simulate.machine import RANGES
 from benchmarks.simulate.machines import machine, machine_names
 from benchmarks.simulate.stack import HALVES_SHARE, TOKENS_SHARE, Collective
@@ -202,7 +202,7 @@ def test_a_torus_has_rings_along_whole_dims():
     """A group of chips lies along dims of the torus; a dim that it spans whole is a ring."""
     cube = Topology.parse("v5p:4x4x4")
     assert group(cube, MeshSpec.parse("data=4,fsdp=16"), ("data",)).devices == 4
-    assert group(cube, MeshSpec.parse("fsdp=64"), ("fsdp",)).dims == (Along(4, ring=True),) * 3
+    assert group(cube, MeshSpec.parse("fsdp=64"), ("fsdp",)).dims == (TorusSpan(4, ring=True),) * 3
 
 
 def test_tiles_that_fill_the_last_wave_are_faster():

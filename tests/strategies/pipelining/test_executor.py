@@ -111,7 +111,7 @@ def test_residuals_keep_their_layout_on_gpus_alone(monkeypatch):
     """
     residuals, slots = [], layer_backward.Passes.slots
 
-    def counting(*args: Any, **options: Any) -> layer_backward.Slots:
+    def counting(*args: Any, **options: Any) -> layer_backward.ResidualBuffers:
         made = slots(*args, **options)
         residuals.append(len(jax.tree.leaves(made.kept)))
         return made
