@@ -83,7 +83,7 @@ class Experts(Part):
     def __call__(self, x_BTD: Array, normed_BTD: Array, info: LayerInfo) -> Result:
         """Add the experts' outputs to x. The hook `sum` completes sums over devices that split hidden features."""
         y_BTD, sums = info.hooks.mixture(self, normed_BTD, info)
-        return add_branch(x_BTD, info.hooks.sum(y_BTD)), sums
+        return add_branch(x_BTD, y_BTD, info.hooks), sums
 
     def mixed(self, normed_BTD: Array, info: LayerInfo) -> tuple[Array, Sums]:
         """The experts' outputs, as partial sums over hidden features, and sums over this device's tokens.

@@ -97,7 +97,7 @@ class LatentAttention(Part):
             rank,
         )
         mixed_BTF = hooks.attend(qkv, info.kernel, None if self.dense else info.reach)
-        return add_branch(x_BTD, hooks.sum(matmul(mixed_BTF, self.out_FD[...]))), {}
+        return add_branch(x_BTD, matmul(mixed_BTF, self.out_FD[...]), hooks), {}
 
     def _queries(self, q_BTA: Array, info: LayerInfo) -> Array:
         """Queries by head, with positions and YaRN's factor of the scores; they are residuals."""

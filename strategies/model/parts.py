@@ -72,8 +72,15 @@ class Part(nnx.Module):
         return config.embed
 
 
-def add_branch(x_BTD: Array, branch_BTD: Array, bias_D: Any = None) -> Array:
-    """Add a branch, and its bias, if any. The sum is a residual because recomputing it would communicate again."""
+def add_branch(x_BTD: Array, branch_BTD: Array, hooks: Hooks, bias_D: Any = None) -> Array:
+    """Add a branch, of which each device has a part, and its bias, if any.
+
+    What is summed over devices is a residual, with the bias, because recomputing it would communicate again. If nothing
+    is, y is: with a name on the branch XLA would not let the matmul add x.
+    """
+    if hooks.sum is not Hooks.sum:
+        branch_BTD = hooks.sum(branch_BTD)
+        return x_BTD + checkpoint_name(branch_BTD if bias_D is None else add_bias(branch_BTD, bias_D), KEPT)
     y_BTD = x_BTD + branch_BTD
     return checkpoint_name(y_BTD if bias_D is None else add_bias(y_BTD, bias_D), KEPT)
 
@@ -221,7 +228,7 @@ class MLP(Part):
         normed_ND = reshape(normed_BTD, (-1, normed_BTD.shape[-1]))
         up_NF = add_bias(matmul(normed_ND, self.up_DF[...]), self.up_bias_F)
         down_BTD = reshape(gelu_matmul(up_NF, self.down_FD[...]), normed_BTD.shape)
-        return add_branch(x_BTD, info.hooks.sum(down_BTD), self.down_bias_D), {}
+        return add_branch(x_BTD, down_BTD, info.hooks, self.down_bias_D), {}
 
 
 def _gelu(x: Array) -> Array:
@@ -277,7 +284,7 @@ class GatedMLP(Part):
     def __call__(self, x_BTD: Array, normed_BTD: Array, info: LayerInfo) -> Result:
         """Add the MLP to x, like `MLP`."""
         gate_BTF, up_BTF = matmul(normed_BTD, self.gate_DF[...]), matmul(normed_BTD, self.up_DF[...])
-        return add_branch(x_BTD, info.hooks.sum(matmul(gated(gate_BTF, up_BTF), self.down_FD[...]))), {}
+        return add_branch(x_BTD, matmul(gated(gate_BTF, up_BTF), self.down_FD[...]), info.hooks), {}
 
 
 @jax.custom_vjp

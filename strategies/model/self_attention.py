@@ -51,7 +51,7 @@ class Attention(Part):
         qkv = QKV(hooks.projected(qkv_BTCA), self.config.head_dim, self.sinks)
         reach = None if self.dense else info.reach
         mixed_BTA = hooks.attend(qkv, info.kernel, reach)
-        return add_branch(x_BTD, hooks.sum(matmul(mixed_BTA, self.out_AD[...])), getattr(self, "out_bias_D", None)), {}
+        return add_branch(x_BTD, matmul(mixed_BTA, self.out_AD[...]), hooks, getattr(self, "out_bias_D", None)), {}
 
     def projected(self, normed_BTD: Array, info: LayerInfo) -> Array:
         """Attention's queries, keys and values.

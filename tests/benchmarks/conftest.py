@@ -12,19 +12,11 @@ from benchmarks.cases.case import Case
 from benchmarks.training.plan import Plan
 from strategies import Step, TrainConfig
 from tests.benchmarks.short_blocks import shorten
-from tests.strategies.quick import ahead_of_time, programs
 
 
 @pytest.fixture(scope="module")
-def _compiled_fast() -> Iterator[None]:
-    """Compile fast, for files in which nothing depends on XLA's fusions."""
-    with ahead_of_time():
-        yield
-
-
-@pytest.fixture(scope="module")
-def _short_blocks(_compiled_fast: None) -> Iterator[None]:
-    """Shorten timed blocks and compile fast, for files in which nothing depends on how long a step takes."""
+def _short_blocks() -> Iterator[None]:
+    """Shorten timed blocks, for files in which nothing depends on how long a step takes."""
     with pytest.MonkeyPatch.context() as patch:
         shorten(patch)
         yield
@@ -37,8 +29,7 @@ def _built_once() -> Iterator[None]:
 
     @cache
     def built(case: Case, train: TrainConfig) -> Step:
-        with programs():
-            step = build(SimpleNamespace(case=case, train=train))
+        step = build(SimpleNamespace(case=case, train=train))
         # Strategies have options of their own, unless XLA_FLAGS has them, as in tests.
         return replace(step, xla_options={"xla_cpu_enable_fast_math": False})
 

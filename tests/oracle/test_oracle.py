@@ -56,7 +56,7 @@ def test_equals_transformers(family):
         return model.logits(model.run(model.embed(tokens_BT))[0])
 
     with jax.default_matmul_precision("highest"):
-        made = np.asarray(quick.jit(logits)(params, batch_of(0)[:, :-1]))
+        made = np.asarray(jax.jit(logits)(params, batch_of(0)[:, :-1]))
     assert max(difference({"logits": sketch(made, "logits")}, golden["logits"]).values()) < TOLERANCE
 
     step = SINGLE.build(config, "data=1", TRAIN)

@@ -27,7 +27,6 @@ from tests import conftest  # noqa: F401 (eight virtual devices, and fast compil
 from tests.processes import ROOT
 from tests.silent_bugs import BUGS
 from tests.silent_bugs.museum import Bug
-from tests.strategies.quick import programs
 
 NANO = dataclasses.replace(PRESETS["nano"], layers=2, embed=32, heads=4, sequence=32)
 STEPS, LAST = 50, 10
@@ -101,5 +100,4 @@ def main(out: str, *names: str, lines_only: bool = False) -> None:
 
 if __name__ == "__main__":
     arguments = [argument for argument in sys.argv[1:] if argument != "--lines"]
-    with programs():
-        main(*arguments, lines_only="--lines" in sys.argv)
+    main(*arguments, lines_only="--lines" in sys.argv)

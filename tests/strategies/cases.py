@@ -1,4 +1,4 @@
-"""The steps that are held to the laws in each test run: one for each thing that may go wrong.
+"""The steps that are held to the laws in each test run: one for each thing that may go wrong. A few wait for the night.
 
 The grid of every strategy, model and option is in nightly_laws.py and nightly_formulas.py. Cases with the same model
 stand together, because the results of one device are kept for a few models.
@@ -51,25 +51,19 @@ DAILY = [
     Case("explicit", "fsdp=2,tensor=2", UNTIED, {"remat": "none", "microbatches": 2}),
     Case("explicit", "fsdp=2,tensor=2", UNTIED, {"dtype": "bfloat16", "reduce_dtype": "bfloat16", "microbatches": 2}),
     Case("explicit", "data=2,tensor=2", UNTIED, {"sequence_parallel": False}),
-    Case("fsdp", "fsdp=8", ODD, {"prefetch": "on", "remat": "none", "microbatches": 2}),
     Case("three_d", "fsdp=2,pipeline=2,context=2", UNTIED, ZB_H1),
     Case("three_d", "fsdp=2,context=2,tensor=2", UNTIED, {"microbatches": 2, "gather": "step", "remat": "full"}),
     # Rotations, gates, copies of KV heads, and norms of heads with fewer features than devices.
     Case("zero2", "data=8", NARROW, {"reduce": "layer", "microbatches": 2}),
     Case("three_d", "data=2,tensor=4", NARROW),
-    Case("explicit", "data=2,fsdp=4", NARROW, {"dtype": "bfloat16"}),
-    # Memory is mostly scores, copies of KV heads, or hidden features.
-    Case("context", "context=4", WINDOWED, {"remat": "full"}),
+    # Memory is mostly copies of KV heads.
     Case("tensor", "tensor=8", COPIED),
-    Case("pipeline", "pipeline=2", GATED, ZB_H1),
     # Mixtures of experts, with losses of the router, biases, forced routing, leading dense layers; and gpt-oss.
     Case("three_d", "expert=2,tensor=2", BIASED, {"halves": "on", **SPLIT}),
     Case("explicit", "data=2,expert=2", BIASED, {"microbatches": 2}),
     Case("pipeline", "pipeline=2", FORCED, ZB_H1),
-    Case("single", "data=1", MOE_ROUTERS[2], {"remat": "full"}),
     Case("expert", "data=2,expert=2", CROWDED_SHALLOW, {"dispatch": "all_to_all", "halves": "on"}),
     Case("expert", "expert=2", CROWDED_SHALLOW, {"dispatch": "all_gather", "remat": "full"}),
-    Case("explicit", "data=2,expert=2", CROWDED_SHALLOW, {"dispatch": "all_to_all", "remat": "full"}),
     Case("explicit", "fsdp=2,expert=4", SHORT_LEAD, {"remat": "none"}),
     Case("three_d", "pipeline=2,expert=2,tensor=2", COPIED_LEAD, {"microbatches": 2, **SPLIT}),
     Case("three_d", "data=2,tensor=2", COPIED_LEAD, {"reduce": "layer"}),
@@ -83,7 +77,7 @@ DAILY = [
     # Multi-token prediction: its gathers, its ring, its parts on stages, and its router.
     Case("three_d", "fsdp=2,context=2,tensor=2", MTP, {"remat": "full", **SPLIT}),
     Case("three_d", "fsdp=2,pipeline=2,tensor=2", MTP, {"microbatches": 4}),
-    Case("pipeline", "pipeline=2", SPARSE_MTP, ZB_H1),
+    Case("pipeline", "pipeline=2", SPARSE_MTP, {"microbatches": 2}),
     # Optimizers: matrices that are whole, dealt out, gathered, or whose Gram matrices are summed.
     Case("data", "data=8", CONFIG, {"optimizer": "sgd"}),
     Case("fsdp", "fsdp=8", CONFIG, MUON),
@@ -92,10 +86,21 @@ DAILY = [
     Case("three_d", "fsdp=2,pipeline=2,tensor=2", CONFIG, {**MUON, "microbatches": 4}),
     Case("explicit", "fsdp=2,tensor=2", CONFIG, MUON),
     Case("zero1", "data=4", CONFIG, MUON),
+    Case("tensor", "tensor=4", NARROW, {**MUON, "by_head": True}),
+]
+
+SLOW = [
+    Case("context", "context=4", WINDOWED, {"remat": "full"}),
+    Case("pipeline", "pipeline=2", GATED, ZB_H1),
+    Case("pipeline", "pipeline=2", SPARSE_MTP, ZB_H1),
+    Case("single", "data=1", MOE_ROUTERS[2], {"remat": "full"}),
+    Case("explicit", "data=2,fsdp=4", NARROW, {"dtype": "bfloat16"}),
+    Case("explicit", "data=2,expert=2", CROWDED_SHALLOW, {"dispatch": "all_to_all", "remat": "full"}),
+    Case("fsdp", "fsdp=8", ODD, {"prefetch": "on", "remat": "none", "microbatches": 2}),
+    Case("zero2", "data=8", NARROW, MUON),
+    Case("expert", "data=2,expert=2", CROWDED_SHALLOW, MUON),
     Case(
         "data", "data=8", CONFIG, {**MUON, "matrix_scale": "original", "nesterov": False, "momentum_dtype": "bfloat16"}
     ),
-    Case("zero2", "data=8", NARROW, MUON),
-    Case("tensor", "tensor=4", NARROW, {**MUON, "by_head": True}),
-    Case("expert", "data=2,expert=2", CROWDED_SHALLOW, MUON),
 ]
+"""Steps that are trained at night, because a shorter one of each day has almost all of each."""

@@ -24,7 +24,7 @@ def compiled(name, mesh, config=SMALL, fast=True, **train):
 
 def compiled_step(step, fast=True):
     """The same of a step that is built."""
-    return read(step, quick.compiled(step.lower()) if fast else step.lower().compile())
+    return read(step, (quick.compiled if fast else quick.as_used)(step.lower()))
 
 
 def read(step, program):

@@ -1,30 +1,17 @@
-"""Fast compilation, for tests of results, of matmuls and of what is sent.
+"""Compiled programs of the tests: fast ones, shared by all tests of a process, and ones as they are used.
 
-These do not depend on how XLA emits loops as machine code; test_predict.py compares programs compiled either way with
-the formulas.
+Results, matmuls and what is sent do not depend on how XLA emits loops as machine code, for which tests/conftest.py
+chooses the faster way. It fuses differently, so instructions differ, and temporaries a little; test_laws.py compares
+programs compiled either way with the formulas.
 """
 
-import contextlib
-import functools
+import os
 from collections import OrderedDict
-from collections.abc import Iterator
 
 import jax
-import pytest
 
+from tests.processes import OLDER_EMITTERS
 
-def _known(options: dict[str, str | bool]) -> dict[str, str | bool]:
-    """The options, or none where this version of XLA no longer has them."""
-    try:
-        jax.jit(lambda: 0, compiler_options=options)()
-    except jax.errors.JaxRuntimeError:
-        return {}
-    return options
-
-
-# XLA's older loop emitter takes a third of the time. It fuses differently, so instructions differ, and temporaries a
-# little.
-OPTIONS = _known({"xla_cpu_use_fusion_emitters": False})
 KEPT = 32
 """The number of compiled programs that are kept for later tests.
 
@@ -32,29 +19,6 @@ XLA's CPU backend maps each function of a program into memory of its own: a step
 600 with 0.12. Linux gives a process 65,530 (vm.max_map_count). With none left, compiling ends in a segmentation fault.
 """
 _programs: OrderedDict[str, jax.stages.Compiled] = OrderedDict()
-
-jit = functools.partial(jax.jit, compiler_options=OPTIONS)
-
-
-@contextlib.contextmanager
-def programs() -> Iterator[None]:
-    """Compile steps that are built in this context fast; they cannot be called inside another jit."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax, "jit", jit)
-        yield
-
-
-@contextlib.contextmanager
-def ahead_of_time() -> Iterator[None]:
-    """Compile fast in this context what is lowered first and then compiled, as the benchmarks do."""
-    compile_lowered = jax.stages.Lowered.compile
-
-    def compile_fast(lowered: jax.stages.Lowered, compiler_options: dict | None = None) -> jax.stages.Compiled:
-        return compile_lowered(lowered, OPTIONS | dict(compiler_options or {}))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax.stages.Lowered, "compile", compile_fast)
-        yield
 
 
 def compiled(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
@@ -64,8 +28,14 @@ def compiled(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
     """
     text = lowered.as_text()
     if text not in _programs:
-        _programs[text] = lowered.compile(OPTIONS)
+        _programs[text] = lowered.compile()
     _programs.move_to_end(text)
     if len(_programs) > KEPT:
         _programs.popitem(last=False)
     return _programs[text]
+
+
+def as_used(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+    """The program with the loops that XLA emits by default."""
+    name = OLDER_EMITTERS.strip("-").partition("=")[0]
+    return lowered.compile({name: True} if OLDER_EMITTERS in os.environ["XLA_FLAGS"] else None)

@@ -17,7 +17,7 @@ from strategies.costs.predict import predict
 from strategies.model.attention import QKV, causal_attention, ring_attention, zigzag
 from strategies.single import SINGLE
 from tests.strategies.context_mesh import SPLIT, around
-from tests.strategies.quick import compiled, jit
+from tests.strategies.quick import compiled
 
 BATCH, TOKENS, HEADS, HEAD_DIM = 2, 16, 8, 4
 ROUNDING = 12 * math.sqrt(TOKENS) * 2**-24
@@ -55,8 +55,8 @@ def test_it_attends_as_one_device(mode, devices, size):
     def whole(qkv_BTCA, weight_BTA):
         return (causal_attention(QKV(qkv_BTCA, HEAD_DIM), "xla") * weight_BTA).sum()
 
-    value, grads = jit(around(mine, devices))(qkv_BTCA, weight_BTA)
-    expected, expected_grads = jit(jax.value_and_grad(whole))(qkv_BTCA, weight_BTA)
+    value, grads = jax.jit(around(mine, devices))(qkv_BTCA, weight_BTA)
+    expected, expected_grads = jax.jit(jax.value_and_grad(whole))(qkv_BTCA, weight_BTA)
     assert abs(value - expected) < size**2 * ROUNDING * math.sqrt(weight_BTA.size)
     assert np.linalg.norm(grads - expected_grads) < size**2 * ROUNDING * np.linalg.norm(expected_grads)
 

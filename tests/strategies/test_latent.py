@@ -19,7 +19,6 @@ from strategies.model.gpt import param_count
 from tests.strategies.formulas import cost
 from tests.strategies.model.attention.kernels_by_hand import plain_attended, plain_gradients
 from tests.strategies.models import LATENT, LATENT_KEYS
-from tests.strategies.quick import jit
 
 BATCH, HEADS, PLAIN, ROTARY, VALUES, RANK = 2, 3, 10, 4, 6, 8
 RING, ULYSSES = {"context_attention": "ring"}, {"context_attention": "ulysses"}
@@ -78,7 +77,7 @@ def test_every_kernel_takes_values_narrower_than_keys(kind, tokens, reach, monke
         return causal_attention(LatentQKV(*arrays, rank=RANK), kind, reach)
 
     with jax.default_matmul_precision("highest"):
-        mixed, grads = jit(lambda *arrays: (ours(*arrays), jax.vjp(ours, *arrays)[1](dmixed)))(*inputs)
+        mixed, grads = jax.jit(lambda *arrays: (ours(*arrays), jax.vjp(ours, *arrays)[1](dmixed)))(*inputs)
         expected, pull = jax.vjp(partial(by_hand, reach=reach), *inputs)
     rounding = 12 * math.sqrt(tokens) * 2**-24
     for one, other in zip((mixed, *grads), (expected, *pull(dmixed)), strict=True):

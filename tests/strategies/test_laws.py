@@ -7,7 +7,7 @@ import pytest
 from strategies import STRATEGIES, MeshSpec
 from strategies.costs.predict import strategies_with_formulas
 from strategies.mesh import all_axes
-from tests.strategies.cases import DAILY
+from tests.strategies.cases import DAILY, SLOW
 from tests.strategies.checkpoints.variants import VARIANTS
 from tests.strategies.formulas import compiled
 from tests.strategies.laws import Case, hold, hold_formulas
@@ -20,7 +20,7 @@ RESUMED = {(name, mesh) for name, mesh, _ in VARIANTS.values()}
 """Meshes on which checkpoints/test_checkpoints.py restores a step every day, and goes on as one device does."""
 
 
-@pytest.mark.parametrize("case", [*DAILY, *nightly(*NIGHTLY)], ids=str)
+@pytest.mark.parametrize("case", [*DAILY, *nightly(*SLOW, *NIGHTLY)], ids=str)
 def test_a_step_holds_all_laws(case: Case) -> None:
     """It computes what one device computes; its program, arguments and memory are those of the formulas."""
     hold(case)
@@ -28,7 +28,7 @@ def test_a_step_holds_all_laws(case: Case) -> None:
 
 @pytest.mark.factorisations
 @pytest.mark.parametrize("fast", [True, False], ids=["quick", "as used"])
-@pytest.mark.parametrize("case", [*FORMULAS, *DAILY], ids=str)
+@pytest.mark.parametrize("case", [*FORMULAS, *DAILY, *SLOW], ids=str)
 def test_a_compiled_program_is_what_formulas_say(case: Case, fast: bool) -> None:
     """However it is compiled; programs of the default matrix are held to the formulas by each run."""
     hold_formulas(case, *compiled(case.name, case.mesh, case.config, fast, **case.train))

@@ -17,9 +17,9 @@ from strategies.backends.backend import CPU
 from strategies.costs.predict import predict
 from strategies.pipelining.orders import SCHEDULES
 from strategies.step import Step
+from tests.strategies import quick
 from tests.strategies.equality import ROUNDING, assert_equal, build, initial, trained
 from tests.strategies.jaxprs import gradients_of, loops
-from tests.strategies.quick import compiled as quickly
 from tests.strategies.sampling import nightly
 
 SMALL = dataclasses.replace(PRESETS["nano"], layers=4, embed=32, vocab=256, sequence=16)
@@ -53,7 +53,7 @@ def compiled(schedule, microbatches, stages=4, fast=True, remat: Any = "dots"):
     train = TrainConfig(microbatches, microbatches, schedule=schedule, remat=remat, **options)
     mesh = MeshSpec.parse(f"pipeline={stages}")
     lowered = STRATEGIES["pipeline"].build(SMALL, mesh, train, jax.devices()[:stages]).lower()
-    program: Any = quickly(lowered) if fast else lowered.compile()
+    program: Any = (quick.compiled if fast else quick.as_used)(lowered)
     return program
 
 

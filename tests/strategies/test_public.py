@@ -1,6 +1,5 @@
 """Mistakes in the use of the public interface raise errors with the numbers and the way out."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -12,7 +11,6 @@ from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
 from strategies.backends.device_mesh import device_mesh
 from strategies.costs.predict import predict
 from strategies.tokens import CheckedBatches
-from tests.strategies import quick
 
 TINY = GPTConfig(layers=1, embed=8, heads=1, vocab=256, sequence=8)
 TRAIN = TrainConfig(batch_size=8)
@@ -29,13 +27,6 @@ def test_a_small_mesh_takes_the_first_devices() -> None:
     """A mesh smaller than the devices there are takes the first ones."""
     assert list(device_mesh(MeshSpec.parse("data=1"), ("data",)).devices.flat) == jax.devices()[:1]
     assert list(device_mesh(MeshSpec.parse("data=4"), ("data",)).devices.flat) == jax.devices()[:4]
-
-
-@pytest.fixture(autouse=True)
-def _fast() -> Iterator[None]:
-    """Steps are compiled fast."""
-    with quick.programs():
-        yield
 
 
 class Later:

@@ -14,7 +14,7 @@ from tests.strategies import equality
 from tests.strategies.formulas import held_bytes as held
 from tests.strategies.meshes import WIDEST
 from tests.strategies.models import HALF_NANO as CONFIG
-from tests.strategies.quick import compiled, programs
+from tests.strategies.quick import compiled
 from tests.strategies.sampling import nightly, unless_sampled
 
 
@@ -33,9 +33,8 @@ class Shared(NamedTuple):
 @functools.cache
 def shared(name):
     """A step that several tests train, traced and compiled once: lowered first, so that no call has allocated yet."""
-    with programs():
-        step, before = build(name), len(jax.live_arrays())
-        step.lower()
+    step, before = build(name), len(jax.live_arrays())
+    step.lower()
     return Shared(step, len(jax.live_arrays()) - before)
 
 

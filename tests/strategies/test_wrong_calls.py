@@ -22,7 +22,6 @@ from strategies.checkpoints import positions, restore, save
 from strategies.huggingface import HuggingFaceError, read, write
 from strategies.huggingface.config_json import config_of, facts_of
 from strategies.schema import SchemaError
-from tests.strategies import quick
 from tests.strategies.refusals import Row, assert_short, cases
 
 CONFIG = GPTConfig(layers=2, embed=16, heads=4, vocab=31, sequence=8)
@@ -33,8 +32,7 @@ TOKENS = np.zeros((8, 9), int)
 @cache
 def built(mesh: str) -> Step:
     """The step of the strategy of a mesh's axis."""
-    with quick.programs():
-        return STRATEGIES[mesh.partition("=")[0]].build(CONFIG, mesh, TRAIN)
+    return STRATEGIES[mesh.partition("=")[0]].build(CONFIG, mesh, TRAIN)
 
 
 def state(mesh: str) -> State:
@@ -52,8 +50,7 @@ def donated() -> State:
 def with_master() -> State:
     """The state of a step with float32 master weights."""
     train = replace(TRAIN, dtype="bfloat16", master="float32")
-    with quick.programs():
-        return STRATEGIES["zero1"].build(CONFIG, "data=2", train).init(jax.random.key(0))
+    return STRATEGIES["zero1"].build(CONFIG, "data=2", train).init(jax.random.key(0))
 
 
 def without_info(folder: Path) -> Path:

@@ -15,11 +15,8 @@ def planted(step: Step, gradients: Change = lambda grads: grads, metrics: Change
     """A step with other gradients, or other metrics."""
 
     def update(state: Any, batch: Any) -> Any:
-        # Not the jitted functions: they have compiler options, which JAX allows only at the outermost jit.
-        loss, grads = step.gradients.__wrapped__(state, batch)  # pyright: ignore[reportAttributeAccessIssue]
-        state, of_apply = step.apply.__wrapped__(  # pyright: ignore[reportAttributeAccessIssue]
-            state, gradients(grads)
-        )
+        loss, grads = step.gradients(state, batch)
+        state, of_apply = step.apply(state, gradients(grads))
         return state, metrics({"loss": loss, **of_apply})
 
     return dataclasses.replace(step, update=jax.jit(update), xla_options={})

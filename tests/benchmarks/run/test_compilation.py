@@ -20,8 +20,6 @@ from strategies.checking import initial_state
 from tests.benchmarks.run.engines import CONFIG, SINGLE
 from tests.strategies.sampling import nightly
 
-pytestmark = pytest.mark.usefixtures("_compiled_fast")
-
 KEY = jax.random.key(0)
 SPREAD = ("zero1", "data=2"), ("fsdp", "fsdp=4"), ("three_d", "pipeline=1,tensor=2"), ("auto", "fsdp=2,tensor=2")
 

@@ -18,7 +18,6 @@ from strategies.huggingface.folder import CONFIG, FILE
 from tests.benchmarks.training.small_run import OFTEN, SMALL, lines, losses
 from tests.commands import command
 from tests.strategies.equality import ROUNDING
-from tests.strategies.quick import ahead_of_time
 
 train, export = command("train"), command("export")
 
@@ -30,11 +29,10 @@ def test_an_exported_run_goes_on_with_its_weights(tmp_path: Path, capsys: pytest
     """
     first, second, folder = tmp_path / "first", tmp_path / "second", tmp_path / "folder"
     begin = [*OFTEN, "--steps=1", "--batch-size=8"]
-    with ahead_of_time():
-        assert train(["--preset=nano-llama", "--model=key_heads=2", *SMALL, *begin, f"--out={first}"]) == 0
-        assert export([str(first / CHECKPOINTS), f"--to-huggingface={folder}"]) == 0
-        others = [*begin, f"--init={folder}", f"--out={second}"]
-        assert train(["--strategy=pipeline", "--mesh=pipeline=2", *others]) == 0
+    assert train(["--preset=nano-llama", "--model=key_heads=2", *SMALL, *begin, f"--out={first}"]) == 0
+    assert export([str(first / CHECKPOINTS), f"--to-huggingface={folder}"]) == 0
+    others = [*begin, f"--init={folder}", f"--out={second}"]
+    assert train(["--strategy=pipeline", "--mesh=pipeline=2", *others]) == 0
     assert losses(second)["evaluation", 0] == pytest.approx(losses(first)["evaluation", 1], rel=ROUNDING["float32"])
     name = [*safetensors.opened(folder / FILE)][-1]
     for wrong in ("nan", "-inf"):
@@ -63,8 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = tmp_path_factory.mktemp("folder")
     out = where / "run"
     model = "--model=layers=2,embed=32,heads=2,key_heads=2,sequence=16,vocab=512"
-    with ahead_of_time():
-        assert train(["--preset=nano-llama", model, *OFTEN, "--steps=1", "--batch-size=8", f"--out={out}"]) == 0
+    assert train(["--preset=nano-llama", model, *OFTEN, "--steps=1", "--batch-size=8", f"--out={out}"]) == 0
     assert export([str(out / CHECKPOINTS), f"--to-huggingface={where / 'llama'}"]) == 0
     return changed(where / "llama", bos_token_id=1, eos_token_id=[2, 3], max_position_embeddings=4096)
 
@@ -72,9 +69,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_special_tokens_and_the_longest_sequence_survive_a_run(folder: Path, tmp_path: Path) -> None:
     """The folder of a run has those of the folder that it began with, also if the run was resumed without it."""
     begin = [*OFTEN, "--batch-size=8", "--decay-steps=2", "--warmup-steps=0", f"--out={tmp_path / 'run'}"]
-    with ahead_of_time():
-        assert train([*begin, f"--init={folder}", "--model=sequence=16", "--steps=1"]) == 0
-        assert train([*begin, "--steps=2", "--resume"]) == 0
+    assert train([*begin, f"--init={folder}", "--model=sequence=16", "--steps=1"]) == 0
+    assert train([*begin, "--steps=2", "--resume"]) == 0
     assert export([str(tmp_path / "run" / CHECKPOINTS), f"--to-huggingface={tmp_path / 'out'}"]) == 0
     assert json.loads((tmp_path / "out" / CONFIG).read_text()) == json.loads((folder / CONFIG).read_text())
 
@@ -96,14 +92,12 @@ def test_a_folder_is_trained_on_its_own_tokens(
     tokenizer.train([str(corpus)], trainer)
     tokenizer.save(str(folder / TOKENIZER))
     begin = [*OFTEN, "--batch-size=8", f"--corpus={corpus}", "--model=sequence=16"]
-    with ahead_of_time():
-        assert (
-            train([*begin, f"--init={folder}", "--steps=40", "--learning-rate=1e-2", f"--out={first}", "--sample=9"])
-            == 0
-        )
-        assert export([str(first / CHECKPOINTS), f"--to-huggingface={tmp_path / 'exported'}"]) == 0
-        tokenizer.save(str(tmp_path / "exported" / TOKENIZER))
-        assert train([*begin, f"--init={tmp_path / 'exported'}", "--steps=1", f"--out={second}"]) == 0
+    assert (
+        train([*begin, f"--init={folder}", "--steps=40", "--learning-rate=1e-2", f"--out={first}", "--sample=9"]) == 0
+    )
+    assert export([str(first / CHECKPOINTS), f"--to-huggingface={tmp_path / 'exported'}"]) == 0
+    tokenizer.save(str(tmp_path / "exported" / TOKENIZER))
+    assert train([*begin, f"--init={tmp_path / 'exported'}", "--steps=1", f"--out={second}"]) == 0
     assert lines(first)[0]["corpus"]["tokens"] == "init"
     assert lines(first)[0]["training_tokens"] < 30_000, "a token is several bytes"
     before, after = losses(first)["evaluation", 0], losses(first)["evaluation", 40]
@@ -126,8 +120,7 @@ def test_a_tokenizer_that_cannot_be_read_is_refused(
     with pytest.raises(SystemExit, match="2"):
         train(begin)
     assert "tokenizer.json needs the package tokenizers: in the checkout, pip install" in capsys.readouterr().err
-    with ahead_of_time():
-        assert train([*begin, "--tokenizer=bytes"]) == 0
+    assert train([*begin, "--tokenizer=bytes"]) == 0
     (folder / TOKENIZER).unlink()
     with pytest.raises(SystemExit, match="2"):
         train([*begin, "--tokenizer=init"])

@@ -9,7 +9,6 @@ import pytest
 from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
 from strategies.backends import pace
 from strategies.backends.pace import MOST_AHEAD, keep_pace
-from tests.strategies.quick import programs
 
 TINY = GPTConfig(layers=2, embed=16, heads=2, vocab=32, sequence=8)
 
@@ -57,8 +56,7 @@ def test_a_step_on_virtual_devices_is_held(name, mesh, held):
     """Steps on several virtual devices are counted as in flight, steps on one device are not."""
     pace._ahead.clear()
     spec = MeshSpec.parse(mesh)
-    with programs():
-        step = STRATEGIES[name].build(TINY, spec, TrainConfig(8))
+    step = STRATEGIES[name].build(TINY, spec, TrainConfig(8))
     state, batch = step.init(jax.random.key(0)), step.place(np.zeros(step.batch.shape, np.int32))
     for _ in range(3):
         state, _ = step(state, batch)

@@ -11,14 +11,13 @@ import pytest
 
 from strategies.checking import FirstSteps
 from strategies.step import Step
-from tests.strategies import quick
 
 
 @contextlib.contextmanager
 def shared_runs() -> Iterator[None]:
-    """Compile fast in this context, and make once what is equal: initial states, and the steps of one device."""
+    """Make once in this context what is equal: initial states, and the steps of one device."""
     module = importlib.import_module("strategies.checking.check")
-    with quick.programs(), pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         for name in ("initial_state", "initial_weights"):
             patch.setattr(module, name, _made_once(getattr(module, name)))
         patch.setattr(module, "first_steps", _trained_once(module.first_steps))

@@ -16,7 +16,7 @@ from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
 from strategies.core.compression import BLOCK, INT8, SIGNS, Errors, all_reduce, compressed, padded
 from strategies.core.rules import adamw_rule, clipped
 from tests.strategies.jaxprs import communicated
-from tests.strategies.quick import compiled, jit
+from tests.strategies.quick import compiled
 
 CONFIG = GPTConfig(layers=2, embed=32, heads=2, vocab=256, sequence=32)
 DEVICES = 4
@@ -70,7 +70,7 @@ def test_codes_are_as_close_as_they_can_be():
 @pytest.mark.parametrize("codec", [INT8, SIGNS])
 def test_what_is_lost_in_one_step_comes_in_the_next(codec):
     """With error feedback, the sums delivered so far plus the current errors are the true sums, to float32 rounding."""
-    add, errors, delivered, true = jit(summed(codec)), no_errors(), 0.0, 0.0
+    add, errors, delivered, true = jax.jit(summed(codec)), no_errors(), 0.0, 0.0
     for seed in range(5):
         x_nP = np.random.default_rng(seed).normal(size=(DEVICES, SIZE)).astype(np.float32)
         total_P, errors = add(x_nP, errors)
@@ -100,7 +100,7 @@ def test_momentum_in_bits_moves_weights_as_adamw_does(schedule):
     state, kept = plain.init(weights), ours.init(weights)
     specs = P("data"), ours.specs(kept), P()
     mesh = Mesh(np.array(jax.devices()[:DEVICES]), "data")
-    update = jit(jax.shard_map(ours.update, mesh=mesh, in_specs=specs, out_specs=(P(), specs[1], P())))
+    update = jax.jit(jax.shard_map(ours.update, mesh=mesh, in_specs=specs, out_specs=(P(), specs[1], P())))
     for _ in range(5):
         expected, state, norm = plain.update(grads, state, weights)
         updates, kept, our_norm = update(shares, kept, weights)

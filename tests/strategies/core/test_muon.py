@@ -16,7 +16,6 @@ from strategies.core.matrices import Muon
 from strategies.core.newton_schulz import COEFFICIENTS, ITERATIONS, Matrices, newton_schulz
 from strategies.costs.predict import predict
 from tests.strategies.equality import BATCH, CONFIG, build
-from tests.strategies.quick import jit
 
 COUNT, ROWS, COLUMNS, DEVICES = 6, 16, 24, 4
 
@@ -35,7 +34,7 @@ def spread(group, g_MRC):
     """What devices make of matrices of which each has a part, together."""
     spec = P(None, group.row_axes or None, group.column_axes or None)
     mesh = Mesh(np.array(jax.devices()[:DEVICES]), "fsdp")
-    return np.asarray(jit(jax.shard_map(group.orthogonalised, mesh=mesh, in_specs=spec, out_specs=spec))(g_MRC))
+    return np.asarray(jax.jit(jax.shard_map(group.orthogonalised, mesh=mesh, in_specs=spec, out_specs=spec))(g_MRC))
 
 
 def test_singular_values_become_about_one():
@@ -60,7 +59,7 @@ def test_singular_values_become_about_one():
 def test_every_placement_does_the_same(split, count):
     """Dealt out and gathered matrices are equal to the bit to one device's, whether or not devices divide them."""
     g_MRC = drawn(count)
-    one = np.asarray(jit(newton_schulz)(g_MRC))
+    one = np.asarray(jax.jit(newton_schulz)(g_MRC))
     for placement in ("gather", "deal"):
         np.testing.assert_array_equal(spread(group(placement, **split, count=count), g_MRC), one)
     if "columns" in split:

@@ -37,7 +37,7 @@ def test_biases_move_against_the_loads_of_the_whole_batch():
     """
     step = SINGLE.build(BIASED, "data=1", TrainConfig(4, microbatches=2))
     state, batch = step.init(jax.random.key(0)), step.place(np.arange(100).reshape(4, 25) * 7 % 257)
-    _, grads = quick.jit(step.gradients)(state, batch)
+    _, grads = jax.jit(step.gradients)(state, batch)
     loads_LE = np.asarray(grads["blocks"]["experts"].pop("router_bias_E")) * 4 * BIASED.sequence
     moved, metrics = quick.compiled(step.lower())(state, batch)
     counts_LE = loads_LE + 4 * BIASED.sequence * BIASED.experts_per_token / 6
@@ -57,7 +57,7 @@ def loads(name: str, mesh: str, **options):
     """The loads of experts of the first step, in units of 1 / (tokens x experts), whole."""
     step = STRATEGIES[name].build(BIASED, mesh, TrainConfig(8, microbatches=2, **options))
     state, batch = step.init(jax.random.key(0)), step.place(np.arange(200).reshape(8, 25) * 7 % 257)
-    _, grads = quick.jit(step.gradients)(state, batch)
+    _, grads = jax.jit(step.gradients)(state, batch)
     return np.asarray(grads["blocks"]["experts"]["router_bias_E"]) * step.tokens_per_step * BIASED.dim_sizes["experts"]
 
 

@@ -17,14 +17,14 @@ from strategies.costs.arrays import held_arrays
 from strategies.costs.defaults import example_mesh, strategy_for, usual_mesh
 from strategies.costs.overview import asked_overview, overview
 from strategies.costs.predict import predict
-from tests.strategies.cases import DAILY
+from tests.strategies.cases import DAILY, SLOW
 from tests.strategies.equality import TRAIN, adam, build, firsts
 from tests.strategies.laws import Case
 from tests.strategies.models import ODD
 from tests.strategies.nightly_formulas import FORMULAS
 from tests.strategies.sampling import nightly
 
-CASES = [*DAILY, *FORMULAS]
+CASES = [*DAILY, *SLOW, *FORMULAS]
 FIRST = [*{(case.name, case.mesh): case for case in reversed(CASES)}.values()]
 """The first case of each strategy and mesh, for what builds a step."""
 

@@ -7,7 +7,7 @@ import pytest
 from strategies import PRESETS, MeshSpec, TrainConfig
 from strategies.costs.layer import flops_per_token, matmul_flops
 from strategies.costs.predict import predict
-from tests.strategies.cases import DAILY
+from tests.strategies.cases import DAILY, SLOW
 from tests.strategies.equality import BATCH
 from tests.strategies.formulas import compiled, cost
 from tests.strategies.models import FIXED, LONG, SMALL, STRIDED, TURNS
@@ -76,7 +76,7 @@ def test_model_flops_of_sparse_attention_are_those_of_the_keys_it_reaches(config
 
 def test_passes_and_the_head_are_all_flops():
     """FLOPs of passes are those held against the compiled program, but for the head and the optimizer."""
-    for case in (*DAILY, *FORMULAS):
+    for case in (*DAILY, *SLOW, *FORMULAS):
         if case.config.dense_layers or (case.config.mtp and "pipeline" in case.mesh):  # run on all stages
             continue
         config, predicted = case.config, cost(case.name, case.mesh, case.config, **case.train)

@@ -12,7 +12,7 @@ from strategies.costs.exchanges import WHEN, exchanges
 from strategies.costs.overview import overview
 from strategies.costs.predict import predict
 from strategies.model.gpt import param_count
-from tests.strategies.cases import DAILY
+from tests.strategies.cases import DAILY, SLOW
 from tests.strategies.equality import TRAIN
 from tests.strategies.nightly_formulas import FORMULAS
 
@@ -64,7 +64,7 @@ def test_activations_are_split_as_batch_and_layers_are(name):
 
 def test_what_is_sent_is_what_formulas_say():
     """No term is left out, each has its place in the step, and they are in its order."""
-    for case in (*DAILY, *FORMULAS):
+    for case in (*DAILY, *SLOW, *FORMULAS):
         cost = predict(case.name, case.config, case.mesh, replace(TRAIN, **case.train))
         sent = [*exchanges(cost)]
         assert sum(each.sent_bytes for each in sent) == cost.sent_bytes, case

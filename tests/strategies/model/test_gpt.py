@@ -14,7 +14,6 @@ from strategies.config import Dtype
 from strategies.model.gpt import GPT, param_count
 from strategies.step import forward
 from tests.strategies.model.tiny_gpt import TINY, TRAIN, build, tokens
-from tests.strategies.quick import jit
 from tests.strategies.sampling import nightly
 
 DEPTH = 2 * 12 * TINY.layers
@@ -79,7 +78,7 @@ def test_it_is_gpt2(tied, heads):
     model = build(config)
     expected = gpt2_losses(float64(model), config, tokens(config))
     assert expected.std() > 0.1, "weights so small that parts of the model would not be seen"
-    assert distance(jit(forward)(model, tokens(config))[0], expected) < ROUNDING
+    assert distance(jax.jit(forward)(model, tokens(config))[0], expected) < ROUNDING
 
 
 def test_param_count_is_that_of_the_model():
@@ -97,7 +96,7 @@ def test_no_token_sees_a_later_one():
     def loss_at_5(x_BTD):
         return model.losses(model.run(x_BTD)[0], tokens_BS[:, 1:]).reshape(3, -1)[:, 5].sum()
 
-    size_BT = np.abs(jit(jax.grad(loss_at_5))(model.embed(tokens_BS[:, :-1]))).sum(-1)
+    size_BT = np.abs(jax.jit(jax.grad(loss_at_5))(model.embed(tokens_BS[:, :-1]))).sum(-1)
     assert (size_BT[:, 6:] == 0).all()
     assert (size_BT[:, :6] > 0).all()
 
@@ -109,7 +108,7 @@ def test_padding_the_vocabulary_changes_no_number(tied):
 
     def losses_and_grads(rows):
         graph, weights = nnx.split(build(config, padded_vocab=rows))
-        loss, grads = jit(jax.value_and_grad(mean_loss(graph, tokens(config))))(weights)
+        loss, grads = jax.jit(jax.value_and_grad(mean_loss(graph, tokens(config))))(weights)
         return loss, nnx.to_pure_dict(grads)
 
     (loss, grads), (padded_loss, padded_grads) = losses_and_grads(config.vocab), losses_and_grads(32)
@@ -126,7 +125,7 @@ def test_rematerialisation_changes_memory_and_no_gradient(remat):
     graph, weights = nnx.split(build(train=dataclasses.replace(TRAIN, remat=remat)))
     reference, _ = nnx.split(build(train=dataclasses.replace(TRAIN, remat="none")))
 
-    grads, expected = (jit(jax.grad(mean_loss(graph, tokens())))(weights) for graph in (graph, reference))
+    grads, expected = (jax.jit(jax.grad(mean_loss(graph, tokens())))(weights) for graph in (graph, reference))
     for mine, theirs in zip(jax.tree.leaves(grads), jax.tree.leaves(expected), strict=True):
         assert distance(mine, theirs) < ROUNDING
 

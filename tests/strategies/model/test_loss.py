@@ -14,7 +14,7 @@ from benchmarks.program.compiled import read_program
 from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
 from strategies.model.ends import losses, tokens_at_once
 from strategies.model.hooks import ONE_DEVICE
-from tests.strategies.quick import compiled, jit
+from tests.strategies.quick import compiled
 
 TOKENS, EMBED, ROWS, VOCAB = 48, 16, 40, 37
 ROUNDING = 12 * math.sqrt(TOKENS) * 2**-24
@@ -38,7 +38,7 @@ def value_and_grads(dtype="float32", **options):
     def total(x_ND, token_VD):
         return (of(x_ND.astype(dtype), token_VD.astype(dtype), **options) * jnp.arange(TOKENS)).sum()
 
-    return jit(jax.value_and_grad(total, argnums=(0, 1)))(X_ND, TABLE_VD)
+    return jax.jit(jax.value_and_grad(total, argnums=(0, 1)))(X_ND, TABLE_VD)
 
 
 def distance(mine, reference):

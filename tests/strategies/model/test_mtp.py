@@ -15,7 +15,6 @@ from strategies.model import gpt
 from strategies.model.gpt import GPT, param_count
 from strategies.step import forward_to_train
 from tests.strategies.models import MTP, active_param_count
-from tests.strategies.quick import jit
 
 TRAIN = TrainConfig(batch_size=4, remat="none")
 TOKENS_BS: Any = np.random.default_rng(0).integers(0, MTP.vocab, (4, MTP.sequence + 1))
@@ -52,7 +51,7 @@ def differences():
     def theirs(weights):
         return FACTOR * by_hand(nnx.merge(graph, weights), tokens_BS)
 
-    found, expected = (jit(jax.value_and_grad(function))(weights) for function in (ours, theirs))
+    found, expected = (jax.jit(jax.value_and_grad(function))(weights) for function in (ours, theirs))
     return jax.tree.leaves(jax.tree.map(lambda one, other: np.abs(one - other).max(), found, expected))
 
 

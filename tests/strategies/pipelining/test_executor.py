@@ -17,7 +17,7 @@ from strategies.pipelining import layer_backward, split_backward
 from strategies.pipelining.executor import Executor
 from strategies.pipelining.orders import SCHEDULES, layer_slots
 from strategies.pipelining.timetable import Ticks
-from tests.strategies.quick import compiled, jit
+from tests.strategies.quick import compiled
 from tests.strategies.sampling import nightly
 
 TINY = dataclasses.replace(PRESETS["nano"], layers=5, embed=8, heads=2, vocab=16, sequence=4)
@@ -66,7 +66,7 @@ def counted(schedule, chunks=1, always=False):
         step = STRATEGIES["pipeline"].build(TINY, mesh, train, jax.devices()[:STAGES])
         tokens = np.arange(MICROBATCHES * (TINY.sequence + 1)).reshape(MICROBATCHES, -1) % TINY.vocab
         state = compiled(step.init.lower(KEY))(KEY)
-        gradients = jit(step.gradients)(state, step.place(tokens))
+        gradients = jax.jit(step.gradients)(state, step.place(tokens))
         jax.effects_barrier()
     return jax.device_get(gradients), counts
 

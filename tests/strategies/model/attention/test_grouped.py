@@ -14,7 +14,6 @@ from strategies.context import contiguous, ulysses_attention, window_attention
 from strategies.model.attention import QKV, Reach, causal_attention, cudnn, ring_attention, zigzag
 from tests.strategies.context_mesh import around
 from tests.strategies.model.attention.kernels_by_hand import plain_attended, plain_gradients
-from tests.strategies.quick import jit
 from tests.strategies.sampling import nightly
 
 HEADS, HEAD_DIM = 4, 8
@@ -90,7 +89,7 @@ def stand_ins(monkeypatch):
 def test_query_heads_share_key_heads(kind, tokens, reach, key_heads, stand_ins):
     """Values and gradients are those of attention to repeated keys, whose gradients are summed."""
     qkv, dmixed = draw(tokens, key_heads)
-    mine = jit(partial(with_gradients, lambda *qkv: causal_attention(QKV.of(*qkv), kind, reach)))(qkv, dmixed)
+    mine = jax.jit(partial(with_gradients, lambda *qkv: causal_attention(QKV.of(*qkv), kind, reach)))(qkv, dmixed)
     require_close(mine, with_gradients(partial(plain, reach=reach), qkv, dmixed), tokens)
 
 
@@ -127,7 +126,7 @@ def test_devices_exchange_the_heads_of_keys_that_there_are(own, attention, kind,
         return lax.psum((value, grads), "context")
 
     with jax.default_matmul_precision("highest"):
-        value, grads = jit(around(mine, 2))(*qkv)
+        value, grads = jax.jit(around(mine, 2))(*qkv)
     mixed, *expected = with_gradients(partial(plain, reach=reach), qkv, dmixed)
     require_close(grads, expected, tokens)
     assert abs(value - (mixed * dmixed).sum()) < 12 * math.sqrt(tokens) * 2**-24 * math.sqrt(dmixed.size)

@@ -27,7 +27,6 @@ from strategies.step import Step
 from tests.strategies.context_mesh import around
 from tests.strategies.jaxprs import assert_kept, gradients_of
 from tests.strategies.model.attention.kernels_by_hand import plain_attended, plain_gradients
-from tests.strategies.quick import jit
 
 CHUNK, HEADS, HEAD_DIM = 128, 2, 8
 CONFIG = GPTConfig(layers=2, embed=32, heads=4, vocab=256, sequence=8 * CHUNK)
@@ -57,8 +56,8 @@ def test_it_attends_as_one_device(kind, devices, monkeypatch):
         return lax.psum(jax.value_and_grad(here)(*inputs), "context")
 
     with jax.default_matmul_precision("highest"):
-        value, grads = jit(around(mine, devices))(qkv_BTCA, weight_BTA)
-        expected, expected_grads = jit(jax.value_and_grad(whole))(qkv_BTCA, weight_BTA)
+        value, grads = jax.jit(around(mine, devices))(qkv_BTCA, weight_BTA)
+        expected, expected_grads = jax.jit(jax.value_and_grad(whole))(qkv_BTCA, weight_BTA)
     rounding = 12 * math.sqrt(tokens) * 2**-24  # see equality.py
     assert abs(value - expected) < rounding * math.sqrt(weight_BTA.size)
     assert np.linalg.norm(grads - expected_grads) < rounding * np.linalg.norm(expected_grads)

@@ -13,7 +13,6 @@ from strategies.costs.layer import flops_per_token
 from strategies.model.attention import QKV, Reach, causal_attention
 from strategies.model.attention.dense import attend
 from tests.strategies.model.tiny_gpt import TINY, build, tokens
-from tests.strategies.quick import jit
 from tests.strategies.sampling import nightly
 
 HEADS, HEAD_DIM = 2, 4
@@ -70,7 +69,7 @@ def test_it_is_softmax_attention_to_what_a_token_reaches(tokens, options):
         weights = jax.nn.softmax(jnp.where(reached, q @ k.swapaxes(2, 3) / math.sqrt(HEAD_DIM), -jnp.inf))
         return ((weights @ v).swapaxes(1, 2).reshape(weight_BTA.shape) * weight_BTA).sum()
 
-    (value, grads), (expected, expected_grads) = (jit(jax.value_and_grad(each))(qkv_BTCA) for each in (mine, plain))
+    (value, grads), (expected, expected_grads) = (jax.jit(jax.value_and_grad(each))(qkv_BTCA) for each in (mine, plain))
     rounding = 12 * math.sqrt(tokens) * 2**-24  # see test_dense.py
     assert abs(value - expected) < rounding * np.linalg.norm(weight_BTA)
     assert np.linalg.norm(grads - expected_grads) < rounding * np.linalg.norm(expected_grads)
@@ -120,7 +119,7 @@ def test_no_token_sees_what_it_does_not_reach(options):
     def losses_T(x_BTD):
         return model.losses(model.run(x_BTD)[0], tokens_BS[:, 1:]).reshape(3, -1).sum(0)
 
-    size_TT = np.abs(jit(jax.jacrev(losses_T))(x_BTD)).sum((1, 3))
+    size_TT = np.abs(jax.jit(jax.jacrev(losses_T))(x_BTD)).sum((1, 3))
     assert ((size_TT > 0) == reaches(options, config.sequence)).all()
 
 
@@ -129,7 +128,9 @@ def test_skipped_blocks_take_no_time_and_no_memory():
     shape = jax.ShapeDtypeStruct((2, 256, 3, 32), "float32")
 
     def costs(reach):
-        program = jit(jax.grad(lambda x: (causal_attention(QKV(x, 8), "xla", reach) ** 2).sum())).lower(shape).compile()
+        program = (
+            jax.jit(jax.grad(lambda x: (causal_attention(QKV(x, 8), "xla", reach) ** 2).sum())).lower(shape).compile()
+        )
         analysis, memory = program.cost_analysis(), program.memory_analysis()
         assert analysis
         assert memory
