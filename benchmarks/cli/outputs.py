@@ -194,18 +194,17 @@ def present(option: argparse.Namespace, document: str, text: str) -> None:
     """Print a report, or its JSON document with `--json`; draw the document with `--png`. Files come first."""
     paths = {"--json": option.json, "--png": option.png}
     require_apart({name: path for name, path in paths.items() if path not in (None, STDOUT)})
-    if option.json not in (None, STDOUT):
-        require_file(option.json, "json")
-        save_text(option.json, document)
-    drawn = None
+    files = {option.json: document} if option.json not in (None, STDOUT) else {}
+    for path in files:
+        require_file(path, "json")
+    lines, status = [document if option.json == STDOUT else text], 0
     if option.png:  # by another process: the package that draws needs no JAX, and this one no matplotlib
         command = [sys.executable, "-m", "benchmarks", "plot", "-", "--out", os.fspath(option.png)]
         drawn = subprocess.run(command, input=document, stdout=subprocess.PIPE, text=True, check=False)
-    print(document if option.json == STDOUT else text)
-    if drawn:
-        print(drawn.stdout, end="")
-        if drawn.returncode:
-            sys.exit(drawn.returncode)
+        lines, status = [*lines, *drawn.stdout.splitlines()], drawn.returncode
+    write_then_print(files, "\n".join(lines))
+    if status:
+        sys.exit(status)
 
 
 def safe_name(text: str) -> str:

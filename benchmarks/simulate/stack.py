@@ -39,7 +39,6 @@ PRECISIONS: Mapping[str, Precision] = {
 }
 Factor = Annotated[float, Meta(ge=0, le=1000)]
 """A constant of kernels. Those of all machine files are below 100."""
-Share = Annotated[float, Meta(ge=0, le=1)]
 
 
 class ForwardBackward(NamedTuple):
@@ -54,15 +53,6 @@ class KeptTraffic(NamedTuple):
 
     of_kept: Factor
     of_weights: Factor
-
-
-class EpilogueTraffic(NamedTuple):
-    """Bytes read and written backward for each hidden element of the MLP, and of queries and keys, where matmuls add
-    biases and apply GELU. Forward there are none.
-    """
-
-    of_mlp: Factor
-    of_heads: Factor
 
 
 NOTHING_KEPT = KeptTraffic(0, 0)
@@ -82,7 +72,8 @@ class KernelCosts:
         head_bytes: by rotary positions, for each element of queries and keys, where `residual_bytes` has none.
         again: the part of the forward pass's bytes that is read and written again where only results of matmuls are
             kept; a compiler computes the rest inside kernels of the backward pass.
-        epilogues: instead of `mlp_bytes` and `head_bytes` in steps whose matmuls have them (backends/xla_options.py).
+        epilogues: where matmuls add biases and apply GELU (backends/xla_options.py), what is left of `mlp_bytes` and
+            `head_bytes`, all of it backward.
         kept: to write and read what layers keep, and to cast their weights.
         stacked: in addition, where a loop copies into stacks what layers keep, and slices weights and gradients.
     """
@@ -93,8 +84,8 @@ class KernelCosts:
     optimizer_bytes: Factor
     launches: ForwardBackward
     head_bytes: ForwardBackward = NONE
-    again: Share = 1
-    epilogues: EpilogueTraffic | None = None
+    again: Factor = 1
+    epilogues: tuple[Factor, Factor] | None = None
     kept: KeptTraffic = NOTHING_KEPT
     stacked: KeptTraffic = NOTHING_KEPT
 
