@@ -108,7 +108,7 @@ def hooks(mesh: Mesh, placement: Placement, sequence_parallel: bool) -> Hooks:
     sum_partial = partial(reshard, before=all_tokens, after=own_tokens)
     return Hooks(
         gather=gather,
-        sum=sum_partial,
+        **({"sum": sum_partial} if mesh.shape["tensor"] > 1 else {}),
         all_tokens=partial(reshard, before=own_tokens, after=all_tokens),
         own_tokens=lambda x_TD: lax.with_sharding_constraint(x_TD, split(tokens)),
         project=project_split if mesh.shape["tensor"] > 1 else project,

@@ -99,7 +99,7 @@ Way = Callable[[Array], Array]
 
 
 def _plain(device_Nk: Int[Array, "N k"], devices: int, section: int) -> tuple[RowAssignment, Way, Way]:
-    """The rows of choices by device by device; and functions that send whole sections of rows there, and back."""
+    """Assign choices to rows by device; and functions that send whole sections of rows there, and back."""
     way = partial(all_to_all, axis="expert")
     return slots(device_Nk, devices, 1, section), way, way
 

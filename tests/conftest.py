@@ -2,8 +2,8 @@
 
 Tests compile many small programs, and half of that time is LLVM's optimisation, on which no law depends. Nor does one
 depend on how many parts LLVM compiles side by side: one part takes a tenth less time than 32, and the processes of the
-tests leave no core idle. XLA's older loop emitters take a quarter of the time of the newer ones. Without the lines of
-Python in its metadata a program is compiled in a tenth less time.
+tests leave no core idle. XLA's older loop emitters compile faster. Without the lines of Python in its metadata a
+program is compiled in a tenth less time.
 """
 
 import gc

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 QUICK = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
 """XLA options that compile fast without optimising, to the same HLO (see conftest.py)."""
 OLDER_EMITTERS = "--xla_cpu_use_fusion_emitters=false"
-"""XLA's older loop emitter takes a quarter of the time. It fuses differently (tests/strategies/quick.py)."""
+"""XLA's older loop emitter compiles faster. It fuses differently (tests/strategies/quick.py)."""
 
 LIMIT_SECONDS = 1200
 """The timeout of a test's process. It takes 10 seconds, and 360 beside thirty others on two cores."""
@@ -28,6 +29,7 @@ def git(folder: Path, *arguments: str) -> str:
     return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
 
 
+@cache
 def quick_flags() -> str:
     """XLA options that compile fast, without the older emitters where this version of XLA no longer has them."""
     known = OLDER_EMITTERS in os.environ.get("XLA_FLAGS", "")

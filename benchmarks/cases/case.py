@@ -17,6 +17,7 @@ from strategies.mesh import Devices
 from strategies.registry import distinct_meshes
 from strategies.step import Step
 
+RematOrAuto = Remat | Literal["auto"]
 ONE_DEVICE = MeshSpec.parse("data=1")
 COMMON_OPTIONS = (
     *("attention", "unroll", "logits_bytes", "z_loss", "loss_scale", "loss_scale_growth_steps"),
@@ -47,7 +48,7 @@ class Case:
     batch_size: int
     microbatches: int
     dtype: Dtype
-    remat: Remat | Literal["auto"]
+    remat: RematOrAuto
     options: Options = ()
     topology: Topology | None = None
     compiler_options: CompilerOptions = ()
@@ -152,7 +153,7 @@ class Selection:
     preset: str
     config: GPTConfig
     dtype: Dtype
-    remat: Remat | Literal["auto"]
+    remat: RematOrAuto
     sparse: bool = False
     options: tuple[tuple[str, tuple[Any, ...]], ...] = ()
     topology: Topology | None = None

@@ -148,7 +148,12 @@ CASES = Group(
     ),
     option("--microbatches N,...", "parts of the global batch; default: 2 per pipeline stage, or 1", count),
     option("--dtype DTYPE", f"compute dtype: {joined(DTYPES)}; default: %(default)s", DTYPE, "float32"),
-    option("--remat REMAT", f"recompute: {joined(REMATS)}, auto; default: %(default)s", REMAT_OR_AUTO, "dots"),
+    option(
+        "--remat REMAT",
+        f"what backward recomputes: {joined(REMATS)}; auto: dots if it fits, else full; default: %(default)s",
+        REMAT_OR_AUTO,
+        "dots",
+    ),
     option("--option NAME=VALUE,...", f"{OF_STRATEGIES}; {A_CASE_EACH}", assignment, many="repeat"),
     option("--compiler-option NAME=VALUE", XLA_OPTION, assignment, many="repeat"),
 )
@@ -244,7 +249,9 @@ SPACE = Group(
     CASES["--mesh"]._replace(help="axes and their sizes, such as data=2,tensor=4; repeatable; default: all meshes"),
     CASES["--microbatches"]._replace(help="parts of the global batch; default: 1, 2, 4, ... per pipeline stage"),
     CASES["--dtype"]._replace(default="bfloat16"),
-    CASES["--remat"]._replace(read=REMAT, help=f"{joined(REMATS)}; default: all", default=None, many="list"),
+    CASES["--remat"]._replace(
+        read=REMAT, help=f"what backward recomputes: {joined(REMATS)}; default: all", default=None, many="list"
+    ),
     CASES["--option"]._replace(help=f"{OF_STRATEGIES}; default: every schedule and gather"),
     CASES["--compiler-option"],
 )

@@ -40,7 +40,7 @@ from benchmarks.run.machine import (
     use_virtual_devices,
 )
 from benchmarks.run.progress import Progress, print_summary, say_regularly
-from benchmarks.run.remat import resolved_remat
+from benchmarks.run.remat import resolved_remats
 from benchmarks.run.states import RunSettings
 from benchmarks.run.supervise import JOURNAL, RESUMED, STOP
 from benchmarks.simulate.machines import machine_for_run
@@ -91,7 +91,7 @@ def set_up(
         processes.join(option)
     selection, corpus_N = processes.run_in_all(partial(read_selection, option))
     cases = selection.cases()
-    cases = in_order([*map(resolved_remat, cases)] if option.remat == "auto" else cases)
+    cases = in_order(resolved_remats(cases, option.machine) if option.remat == "auto" else cases)
     known = {"cases": [str(case) for case in cases], "first": processes.is_first()}
     known["machine"] = machine_facts({}, selection.topology)
     if listing:

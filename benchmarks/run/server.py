@@ -42,7 +42,7 @@ from benchmarks.run.machine import PACKAGES, disable_compilation_cache, matmul_f
 from benchmarks.run.measure import Training, steps_per_block, trace
 from benchmarks.run.record import Record
 from benchmarks.run.references import SEED, References, begin_training
-from benchmarks.run.remat import resolved_remat
+from benchmarks.run.remat import resolved_remats
 from strategies import Step
 
 Answer = dict[str, Any]
@@ -164,8 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     disable_compilation_cache()
     if not (connection := parent_connection()):
         parser.error("a client starts it")
-    cases = map(resolved_remat, chosen.cases())
-    serve(TimingServer(cases, corpus_N, lambda: connection.send((0, None, None))), connection)
+    serve(TimingServer(resolved_remats(chosen.cases()), corpus_N, lambda: connection.send((0, None, None))), connection)
 
 
 if __name__ == "__main__":

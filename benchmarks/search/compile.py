@@ -20,7 +20,7 @@ from benchmarks.program.collectives import KINDS, SEVERAL
 from benchmarks.program.explanations import OVERLAP_KINDS
 from benchmarks.run.progress import progress, say_regularly
 from benchmarks.run.record import Record
-from benchmarks.run.remat import resolved_remat
+from benchmarks.run.remat import resolved_remats
 from benchmarks.run.summary import MIB
 from benchmarks.search.compiled import compiled_record
 from benchmarks.simulate.queues import DEVICE_LANES, trace
@@ -105,7 +105,7 @@ def in_unit(unit_bytes: int, count: float | None) -> str:
 def main(option: argparse.Namespace) -> int:
     """Print the report of each case. The exit status is 1 if any fails to compile, or if all are infeasible."""
     with refusing():
-        cases = [*map(resolved_remat, selected(option).cases())]
+        cases = resolved_remats(selected(option).cases())
         if option.trace:
             require_traceable(cases)
             require_file(option.trace, "json")

@@ -20,7 +20,7 @@ from strategies.costs.layer import costs_of, matmuls_of
 from strategies.costs.layer import kept_bytes as share_kept_bytes
 from strategies.costs.memory import block_elements
 
-KernelKind = Literal["matmul", "attention", "memory"]
+WorkKind = Literal["matmul", "attention", "memory"]
 Dims = tuple[float, float, float, float]
 """m, n, k of a matmul [m,k] x [k,n], and how many there are side by side."""
 
@@ -64,7 +64,7 @@ def tiles_filled(m: float, n: float, batch: float, cores: int) -> float:
 class Kernel:
     """A matmul, fused attention or a pass over memory, or several that are alike; `itemsize` is of their operands."""
 
-    kind: KernelKind
+    kind: WorkKind
     flops: float
     moved_bytes: float
     dims: Dims = (0, 0, 0, 0)

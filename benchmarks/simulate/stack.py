@@ -55,6 +55,13 @@ class KeptTraffic(NamedTuple):
     of_weights: Factor
 
 
+class EpilogueTraffic(NamedTuple):
+    """Bytes read and written backward for each hidden element of the MLP, and each element of queries and keys."""
+
+    of_mlp: Factor
+    of_heads: Factor
+
+
 NOTHING_KEPT = KeptTraffic(0, 0)
 NONE = ForwardBackward(0, 0)
 
@@ -73,7 +80,7 @@ class KernelCosts:
         again: the part of the forward pass's bytes that is read and written again where only results of matmuls are
             kept; a compiler computes the rest inside kernels of the backward pass.
         epilogues: where matmuls add biases and apply GELU (backends/xla_options.py), what is left of `mlp_bytes` and
-            `head_bytes`, all of it backward.
+            `head_bytes`.
         kept: to write and read what layers keep, and to cast their weights.
         stacked: in addition, where a loop copies into stacks what layers keep, and slices weights and gradients.
     """
@@ -84,8 +91,8 @@ class KernelCosts:
     optimizer_bytes: Factor
     launches: ForwardBackward
     head_bytes: ForwardBackward = NONE
-    again: Factor = 1
-    epilogues: tuple[Factor, Factor] | None = None
+    again: Annotated[float, Meta(ge=0, le=1)] = 1
+    epilogues: EpilogueTraffic | None = None
     kept: KeptTraffic = NOTHING_KEPT
     stacked: KeptTraffic = NOTHING_KEPT
 

@@ -17,7 +17,7 @@ from benchmarks.cli.commands import COMMANDS
 from benchmarks.cli.options import MODEL_KEYS, TEMPERATURE
 from benchmarks.cli.outputs import safe_name
 from benchmarks.run.machine import PACKAGES
-from benchmarks.run.remat import resolved_remat
+from benchmarks.run.remat import resolved_remats
 from benchmarks.training.text import TOKENIZER, Text
 from strategies import PRESETS, STRATEGIES, CheckpointError, GPTConfig, Step, TrainConfig
 from strategies.checkpoints import CheckpointInfo, positions, read_info
@@ -81,9 +81,10 @@ class Plan:
             raise ValueError(f"--temperature {option.temperature}; it must be at least 0")
         if option.sample is None and option.temperature != TEMPERATURE:
             raise ValueError("--temperature is of --sample; pass --sample, too")
-        case = resolved_remat(replace(case, preset=preset, config=config))
+        case = replace(case, preset=preset, config=config)
         if saved and config.balance_loss and not option.microbatches:
             case = replace(case, microbatches=_microbatches_of(saved, out))
+        (case,) = resolved_remats([case])
         return cls(
             case=case,
             train=case.training(**_optimizer_of(option)),

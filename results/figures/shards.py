@@ -27,7 +27,7 @@ CELLS = (
     "hold it. Bytes are those of all arrays of a panel: weights, gradients and AdamW's moments."
 )
 
-Cells = Mapping[tuple[int, int], Sequence[int]]
+MeshCells = Mapping[tuple[int, int], Sequence[int]]
 """Row and column of each part of an array -> the devices that hold it."""
 
 
@@ -49,7 +49,7 @@ def shards(overview: Overview, style: Style = PLAIN) -> Figure:
     return described(figure, style, [f"{overview.strategy} on {mesh}", *overview.workload.split(", ")], [], [CELLS])
 
 
-def mesh_panel(overview: Overview) -> tuple[str, Cells]:
+def mesh_panel(overview: Overview) -> tuple[str, MeshCells]:
     """Return the title and the cells of the device grid: the innermost axis to the right, the others downwards."""
     *outer, (innermost, columns) = overview.mesh
     down = f"down: {' x '.join(axis for axis, _ in outer)}, " if outer else ""
@@ -57,10 +57,10 @@ def mesh_panel(overview: Overview) -> tuple[str, Cells]:
     return f"the devices of the mesh\n{down}right: {innermost}", cells
 
 
-def layout_panels(overview: Overview) -> list[tuple[str, Cells]]:
+def layout_panels(overview: Overview) -> list[tuple[str, MeshCells]]:
     """Return a title and the parts of each distinct layout, the one with the most bytes first."""
     groups: dict[str, list[HeldArray]] = {}
-    parts: dict[str, Cells] = {}
+    parts: dict[str, MeshCells] = {}
     for array in overview.arrays:
         own = parts_of(overview, array)
         key = repr(sorted(own.items()))
@@ -87,7 +87,7 @@ def title_of(group: Sequence[HeldArray]) -> str:
     return "\n".join(part for line in lines for part in textwrap.wrap(line, LETTERS))
 
 
-def parts_of(overview: Overview, array: HeldArray) -> Cells:
+def parts_of(overview: Overview, array: HeldArray) -> MeshCells:
     """Return the devices that hold each part.
 
     The last of several dims that are split runs to the right, the others downwards. If only one is split, it runs as it
@@ -106,13 +106,13 @@ def parts_of(overview: Overview, array: HeldArray) -> Cells:
     return parts
 
 
-def extents(parts: Cells) -> tuple[int, int]:
+def extents(parts: MeshCells) -> tuple[int, int]:
     """Return the numbers of rows and columns."""
     rows, columns = zip(*parts, strict=True)
     return 1 + max(rows), 1 + max(columns)
 
 
-def draw_parts(axes: Axes, parts: Cells, colours: Sequence[str]) -> None:
+def draw_parts(axes: Axes, parts: MeshCells, colours: Sequence[str]) -> None:
     """Draw a cell for each part: a stripe in its colour for each device that holds it, and the devices' numbers."""
     rows, columns = extents(parts)
     for (row, column), devices in parts.items():

@@ -147,8 +147,8 @@ def kept_bytes(share: Share) -> int:
 
     The count follows Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models",
     equations 1 to 6. Attention scores are never kept, and there is no dropout. In addition to its parts' residuals a
-    block keeps its input and the residual stream after each branch but the last. After the last branch the stream is
-    the input of the next layer, which keeps it.
+    block keeps its input, and of each branch but the last what it adds to the residual stream, or the stream after it.
+    After the last branch the stream is the input of the next layer, which keeps it.
     """
     block = block_of(share.config)
     kept = 1 if share.train.remat == "full" else len(block.branches())

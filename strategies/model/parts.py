@@ -73,10 +73,10 @@ class Part(nnx.Module):
 
 
 def add_branch(x_BTD: Array, branch_BTD: Array, hooks: Hooks, bias_D: Any = None) -> Array:
-    """Add a branch, of which each device has a part, and its bias, if any.
+    """Complete the sum of a branch over devices, and add it and its bias, if any.
 
-    What is summed over devices is a residual, with the bias, because recomputing it would communicate again. If nothing
-    is, y is: with a name on the branch XLA would not let the matmul add x.
+    That sum with the bias is a residual: it would communicate again. Without `Hooks.sum` the result is: with a name on
+    the branch XLA would not let the matmul add x.
     """
     if hooks.sum is not Hooks.sum:
         branch_BTD = hooks.sum(branch_BTD)
@@ -155,13 +155,8 @@ class RMSNorm(Part):
         return rms_scaled(x_BTD, self.scale_D[...], self.config.norm_epsilon)
 
 
-def here(mean: Array) -> Array:
-    """The default mean: this device has all features."""
-    return mean
-
-
 def rms_scaled(
-    x: Float[Array, "*batch D"], scale: Array, epsilon: float, mean: Callable[[Array], Array] = here
+    x: Float[Array, "*batch D"], scale: Array, epsilon: float, mean: Callable[[Array], Array] = Hooks.mean
 ) -> Float[Array, "*batch D"]:
     """Divide x by its root mean square over the last dim, in float32, and multiply it by a scale.
 

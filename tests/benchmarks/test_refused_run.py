@@ -18,10 +18,13 @@ from tests.strategies.sampling import nightly
 def test_what_cannot_work_is_refused_at_once(tmp_path: Path) -> None:
     """A bad option or environment ends the run before its first case, with one line that says what is wrong."""
     (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "folder"
     refused = {
         "--strategy=fsdp,data --mesh=tensor=2": "fsdp has no axis tensor; mesh tensor=2 takes a strategy with all of",
+        "--trace-dir=/dev/null": "/dev/null cannot be written to: /dev/null is not a folder; name another folder",
+        "--trace-dir=x --compile-only": "--trace-dir needs steps that run, and --compile-only and --topology only",
         f"--benchmark-json={tmp_path}/file/run.json": "cannot be written: ",
-        f"--benchmark-storage={tmp_path}/file/folder --benchmark-autosave": f"{tmp_path}/file/folder cannot be written",
+        f"--benchmark-storage={folder} --benchmark-autosave": f"--benchmark-storage: {folder} cannot be written to",
         "tests/test_readme.py": "the benchmarks run alone: pytest benchmarks, without tests/test_readme.py",
     }
     several = [(start(*option.split()), message) for option, message in refused.items()]

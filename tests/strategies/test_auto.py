@@ -26,7 +26,7 @@ def sent(mesh, tied=False, model=CONFIG, **options):
 
 
 def by_hand(name, mesh, batch=BATCH, tied=False, model=CONFIG, **options):
-    """Bytes that a hand-written strategy sends by its formulas, which test_predict.py tests, by kind and axes."""
+    """Bytes that a hand-written strategy sends by its formulas, which test_laws.py tests, by kind and axes."""
     config, train = dataclasses.replace(model, tied=tied), TrainConfig(batch, **options)
     cost = predict(name, config, MeshSpec.parse(mesh), train)
     return Counter({key: sum(parts.values()) for key, parts in cost.sent.items()})

@@ -146,8 +146,8 @@ def test_a_wrong_key_of_a_model_says_what_is_right(text: str, message: str) -> N
         model_value(text)
 
 
-def test_what_never_was_an_option_is_unknown(capsys: pytest.CaptureFixture[str]) -> None:
-    """Keys of --model that are newer than the former options were no options."""
+def test_a_key_of_a_model_is_no_option(capsys: pytest.CaptureFixture[str]) -> None:
+    """Keys of --model are no options."""
     with pytest.raises(SystemExit, match=str(WRONG_USAGE)):
         COMMANDS["train"].parser("train").parse_args(["--vocab-multiple=8"])
     assert "unrecognized arguments: --vocab-multiple=8" in capsys.readouterr().err

@@ -1,61 +1,75 @@
-"""`--remat auto` is the fastest rematerialisation by prediction, of those that fit."""
+"""`--remat auto` recomputes little if that fits by formulas, otherwise everything."""
 
 import dataclasses
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
 from benchmarks.cases.case import ONE_DEVICE, Case
 from benchmarks.devices.topology import Topology
-from benchmarks.run.remat import CHOICES, resolved_remat
-from benchmarks.search.candidates import SearchSpace
-from benchmarks.search.ranking import ranked
+from benchmarks.program.explanations import cost_of
+from benchmarks.run import remat as module
+from benchmarks.run.remat import CHOICES, packaged_machine, resolved_remats
 from benchmarks.simulate.machines import nearest_machine
 from strategies import PRESETS, MeshSpec
 from strategies.config import Remat
 from tests.commands import ended
 
-H100 = Topology.parse("h100:1x1")
-GPT2 = Case("single", ONE_DEVICE, "gpt2", PRESETS["gpt2"], 16, 1, "bfloat16", "auto", topology=H100)
+ONE, EIGHT = Topology.parse("h100:1x1"), Topology.parse("h100:1x8")
+GPT2 = Case("single", ONE_DEVICE, "gpt2", PRESETS["gpt2"], 256, 1, "bfloat16", "auto", topology=ONE)
+"""A step on one H100 that fits with full recomputation only."""
 
 
-def of_batch(batch_size: int) -> Case:
-    """A step of gpt2 on one H100."""
-    return dataclasses.replace(GPT2, batch_size=batch_size)
+def found(**changes: Any) -> str:
+    """What the step has in place of `auto`, with other fields."""
+    (case,) = resolved_remats([dataclasses.replace(GPT2, **changes)])
+    return case.remat
 
 
-@pytest.mark.parametrize("batch_size", [8, 16, 64, 128, 256])
-def test_it_is_what_a_search_ranks_first(batch_size: int) -> None:
-    """A search of the same step with each rematerialisation finds the same, or that nothing fits."""
-    space = SearchSpace(H100, "gpt2", PRESETS["gpt2"], batch_size, "bfloat16", ("single",), (ONE_DEVICE,), (1,))
-    best = ranked(space.cases(), nearest_machine("h100", "meshmark")).fitting
-    assert resolved_remat(of_batch(batch_size)).remat == (best[0].case.remat if best else CHOICES[-1])
+def test_it_recomputes_little_if_that_fits() -> None:
+    """And everything where only that fits, or nothing does; never nothing, which is slower."""
+    assert {*CHOICES} == {*get_args(Remat)} - {"none"}
+    assert [found(batch_size=size) for size in (16, 128, 256, 4096)] == ["dots", "dots", "full", "full"]
+    machine = nearest_machine("h100", "meshmark")
+    needed = {remat: cost_of(dataclasses.replace(GPT2, remat=remat)) for remat in CHOICES}
+    assert [cost.needed_bytes <= machine.usable_bytes for cost in needed.values() if cost] == [False, True]
 
 
-def test_a_large_batch_recomputes_more() -> None:
-    """Residuals of ever more sequences fit no longer; beyond what fits at all the least memory is tried."""
-    assert {*CHOICES} == {*get_args(Remat)}
-    found = [resolved_remat(of_batch(size)).remat for size in (16, 64, 128, 4096)]
-    assert found == sorted(found, key=("none", "dots", "full").index)
-    assert (found[0], found[-1]) == ("dots", "full")
+def test_cases_with_one_reference_have_the_same() -> None:
+    """What one device needs, its comparison on eight has, too; other models and batches choose for themselves."""
+    spread = dataclasses.replace(GPT2, strategy="fsdp", mesh=MeshSpec.parse("fsdp=8"), topology=EIGHT)
+    alone = dataclasses.replace(GPT2, topology=EIGHT)
+    small = dataclasses.replace(alone, batch_size=16)
+    (alone, spread, small), (by_itself,) = resolved_remats([alone, spread, small]), resolved_remats([spread])
+    assert alone == spread.single
+    assert (alone.remat, spread.remat, small.remat, by_itself.remat) == ("full", "full", "dots", "dots")
 
 
-def test_what_nothing_predicts_has_the_default() -> None:
-    """Virtual devices, strategies without formulas, infeasible cases; and a case that names its own keeps it."""
-    default, eight = CHOICES[0], MeshSpec.parse("fsdp=8")
-    virtual = dataclasses.replace(GPT2, topology=Topology.parse("cpu:8"), mesh=eight, strategy="fsdp")
-    infeasible = dataclasses.replace(GPT2, microbatches=5)
-    for case in (virtual, infeasible, dataclasses.replace(GPT2, topology=None)):
-        assert resolved_remat(case).remat == default
+def test_what_nothing_predicts_has_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices without a machine, virtual ones, infeasible cases, and cases without formulas; `auto` has its twin's."""
+    assert found(topology=Topology.parse("cpu:1")) == found(topology=None) == CHOICES[0]
+    assert found(microbatches=7) == CHOICES[0]
+    spread = {"mesh": MeshSpec.parse("fsdp=2"), "topology": Topology.parse("h100:1x2"), "batch_size": 512}
+    assert found(**spread, strategy="auto") == found(**spread, strategy="fsdp") == "full"
+    monkeypatch.setattr(module, "cost_of", lambda case: None)
+    assert found() == CHOICES[0]
+
+
+def test_a_named_machine_decides() -> None:
+    """With three times the memory of a device the same step recomputes less; one that names its own keeps it."""
+    (case,) = resolved_remats([dataclasses.replace(GPT2, topology=Topology.parse("b200:1x1"))])
+    machine = packaged_machine(case)
+    assert machine
+    assert machine.usable_bytes > 2 * nearest_machine("h100", "meshmark").usable_bytes
+    assert case.remat == "dots"
+    (named,) = resolved_remats([GPT2], "meshmark_gpus")
+    assert named.remat == "full"
     own = dataclasses.replace(GPT2, remat="none")
-    assert resolved_remat(own) is own
-    whole = dataclasses.replace(GPT2, strategy="auto", mesh=eight, topology=Topology.parse("h100:1x8"))
-    by_hand = dataclasses.replace(whole, strategy="fsdp")
-    assert resolved_remat(whole).remat == resolved_remat(by_hand).remat
+    assert resolved_remats([own]) == [own]
 
 
 def test_commands_take_it() -> None:
-    """`meshmark compile` says what it found; `search` varies it anyway, and refuses it."""
+    """`meshmark compile` says what it has; `search` varies it anyway, and refuses it."""
     tiny = "--model=layers=2,embed=16,heads=2,vocab=256,sequence=16"
     done = ended(["compile", "--topology=cpu:8", "--strategy=data", "--batch-size=8", "--remat=auto", tiny])
     assert done.code == 0

@@ -2,7 +2,7 @@
 
 The primitives are counted in the jaxpr of the gradients, those in loops once for each iteration, with the elements of
 what a device hands to them. What the compiler then makes of them is another matter, and not looked at here. Pipelines,
-whose ticks are full of while loops that run zero or one times, are looked at in test_predict.py.
+whose ticks are full of while loops that run zero or one times, are looked at in test_laws.py.
 """
 
 import dataclasses

@@ -64,7 +64,7 @@ def report(check, seed):
     return f"seed {seed}: {kind}: {check.__name__}({smallest})"
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", [*range(16), *nightly(*range(16, 32))])
 def test_a_random_composition_is_traced_or_refused(seed):
     """It builds, traces, and takes the arguments that formulas say; or it is refused, with a way out."""
     assert report(attempt, seed) == ""
