@@ -47,7 +47,7 @@ def too_large(cases: Sequence[Case], machine: Machine, remat: Remat) -> tuple[in
 
 
 def packaged_machine(case: Case) -> Machine | None:
-    """The packaged machine of a case's devices, which need not be present; None if there is none."""
+    """The packaged machine of a case's devices, attached or absent; None if no machine file knows such devices."""
     topology = case.topology
     if topology.is_virtual if topology else are_virtual(jax.local_devices()):
         return None

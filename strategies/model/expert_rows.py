@@ -25,7 +25,7 @@ def kept_slots(found: RowAssignment) -> RowAssignment:
 def fill_rows(
     x_ND: Array, weights_Nk: Array, found: RowAssignment, shape: tuple[int, ...]
 ) -> tuple[RowAssignment, Array, Array]:
-    """The slots, kept, and the contents of their rows: tokens and router weights."""
+    """The assignment, kept, and the contents of their rows: tokens and router weights."""
     found = kept_slots(found)
     x_EGCD = to_rows(x_ND, found, weights_Nk.shape[1]).reshape(shape)
     return found, x_EGCD, to_rows(weights_Nk.reshape(-1, 1), found, 1).reshape(shape)

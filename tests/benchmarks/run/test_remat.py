@@ -1,16 +1,18 @@
 """`--remat auto` recomputes little if that fits by formulas, otherwise everything."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any, get_args
 
+import msgspec
 import pytest
 
 from benchmarks.cases.case import ONE_DEVICE, Case
 from benchmarks.devices.topology import Topology
 from benchmarks.program.explanations import cost_of
 from benchmarks.run import remat as module
-from benchmarks.run.remat import CHOICES, packaged_machine, resolved_remats
-from benchmarks.simulate.machines import nearest_machine
+from benchmarks.run.remat import CHOICES, resolved_remats
+from benchmarks.simulate.machines import as_json, nearest_machine, read_file
 from strategies import PRESETS, MeshSpec
 from strategies.config import Remat
 from tests.commands import ended
@@ -55,15 +57,14 @@ def test_what_nothing_predicts_has_the_default(monkeypatch: pytest.MonkeyPatch) 
     assert found() == CHOICES[0]
 
 
-def test_a_named_machine_decides() -> None:
-    """With three times the memory of a device the same step recomputes less; one that names its own keeps it."""
-    (case,) = resolved_remats([dataclasses.replace(GPT2, topology=Topology.parse("b200:1x1"))])
-    machine = packaged_machine(case)
-    assert machine
-    assert machine.usable_bytes > 2 * nearest_machine("h100", "meshmark").usable_bytes
-    assert case.remat == "dots"
-    (named,) = resolved_remats([GPT2], "meshmark_gpus")
-    assert named.remat == "full"
+def test_more_memory_recomputes_less(tmp_path: Path) -> None:
+    """That of other devices, or of the machine file that is named; a case that names its own keeps it."""
+    assert found(topology=Topology.parse("b200:1x1")) == "dots"
+    large = msgspec.structs.replace(read_file("meshmark_gpus"), specifications={"memory_bytes": 2**40})
+    path = tmp_path / "large.json"
+    path.write_text(as_json(large))
+    of_each = {name: resolved_remats([GPT2], name)[0].remat for name in ("meshmark_gpus", str(path))}
+    assert of_each == {"meshmark_gpus": "full", str(path): "dots"}
     own = dataclasses.replace(GPT2, remat="none")
     assert resolved_remats([own]) == [own]
 
